@@ -1,0 +1,162 @@
+"""A batch: encoded rows, made once by the loader and never rewritten.
+
+Ids of all features lie in one array, feature after feature, so that the embedding engine
+looks them all up in one call; dense features lie side by side in one matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class KeyedDense:
+    """Dense features side by side.
+
+    Attributes:
+        keys: feature names.
+        dims: the width of each feature.
+        values: float32 [rows, sum(dims)].
+    """
+
+    keys: tuple[str, ...]
+    dims: tuple[int, ...]
+    values: Tensor
+
+    def __getitem__(self, key: str) -> Tensor:
+        start, dim = self.columns[key]
+        return self.values[:, start : start + dim]
+
+    @cached_property
+    def columns(self) -> dict[str, tuple[int, int]]:
+        """The first column and the width of each feature."""
+        starts = [sum(self.dims[:i]) for i in range(len(self.dims))]
+        return {key: (start, dim) for key, start, dim in zip(self.keys, starts, self.dims, strict=True)}
+
+
+@dataclass(frozen=True)
+class KeyedJagged:
+    """Ids of several features, feature after feature, as TorchRec's KeyedJaggedTensor lays them out.
+
+    A bag is what is pooled into one vector: the ids of a row, or of one position of a
+    sequence. Feature f has `bag_counts[f]` bags; for row features that is the batch size.
+
+    Attributes:
+        keys: feature names.
+        values: int64 [ids of feature 0, ids of feature 1, …].
+        lengths: int32 [bags of feature 0, bags of feature 1, …], the number of ids in each bag.
+        bag_counts: the number of bags of each feature.
+        weights: float32, one for each id, or None when no feature is weighted.
+        single: every bag holds exactly one id, so `lengths` need not be read.
+    """
+
+    keys: tuple[str, ...]
+    values: Tensor
+    lengths: Tensor
+    bag_counts: tuple[int, ...]
+    weights: Tensor | None = None
+    single: bool = False
+
+    def __getitem__(self, key: str) -> KeyedJagged:
+        """One feature alone, as views."""
+        i = self.keys.index(key)
+        bags = slice(sum(self.bag_counts[:i]), sum(self.bag_counts[: i + 1]))
+        first, last = int(self.offsets[bags.start]), int(self.offsets[bags.stop])
+        weights = None if self.weights is None else self.weights[first:last]
+        return KeyedJagged(
+            (key,), self.values[first:last], self.lengths[bags], (self.bag_counts[i],), weights, self.single
+        )
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        """int64 [bags + 1]: where each bag begins in `values`."""
+        zero = torch.zeros(1, dtype=torch.int64, device=self.lengths.device)
+        return torch.cat([zero, self.lengths.cumsum(0, dtype=torch.int64)])
+
+
+@dataclass(frozen=True)
+class JaggedDense:
+    """A dense sequence feature: the positions of all rows one after another.
+
+    Attributes:
+        values: float32 [positions, width].
+        lengths: int32 [rows], the number of positions of each row.
+    """
+
+    values: Tensor
+    lengths: Tensor
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the rows of a batch came from, for error messages.
+
+    Attributes:
+        files: names of files; shared by all batches of a loader.
+        file_index: int32 [rows], index into `files`.
+        row: int64 [rows], row number in the file, from 0.
+    """
+
+    files: tuple[str, ...]
+    file_index: Tensor
+    row: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Encoded rows.
+
+    Attributes:
+        size: the number of rows.
+        dense: dense row features.
+        sparse: id row features; a bag is a row.
+        sequence_lengths: int32 [rows] by sequence feature: the number of positions of each row.
+        sequence_sparse: id sequence features; a bag is one position of one row.
+        sequence_dense: dense sequence features by name.
+        labels: [rows] by label field; float32, or int64 for integer columns.
+        sample_weights: float32 [rows] by field.
+        keys: int64 [rows] by field: group and session keys; strings are hashed.
+        origin: where the rows came from.
+        negatives: sampled items (features only) shared by all rows, for two-tower models.
+    """
+
+    size: int
+    dense: KeyedDense
+    sparse: KeyedJagged
+    sequence_lengths: Mapping[str, Tensor] = field(default_factory=dict)
+    sequence_sparse: KeyedJagged | None = None
+    sequence_dense: Mapping[str, JaggedDense] = field(default_factory=dict)
+    labels: Mapping[str, Tensor] = field(default_factory=dict)
+    sample_weights: Mapping[str, Tensor] = field(default_factory=dict)
+    keys: Mapping[str, Tensor] = field(default_factory=dict)
+    origin: Origin | None = None
+    negatives: Batch | None = None
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch with every tensor on `device`."""
+        return _map(self, lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked memory, so that copies to a GPU run in the background."""
+        return _map(self, lambda tensor: tensor.pin_memory())
+
+
+def _map(value: T, function: Any) -> T:
+    """Apply `function` to every tensor in a tree of dataclasses and mappings."""
+    result: Any = value
+    if isinstance(value, Tensor):
+        result = function(value)
+    elif isinstance(value, Mapping):
+        result = {key: _map(item, function) for key, item in value.items()}
+    elif hasattr(value, "__dataclass_fields__"):
+        changed = {item.name: _map(getattr(value, item.name), function) for item in fields(value)}  # type: ignore[arg-type]
+        result = replace(value, **changed)  # type: ignore[type-var]
+    return result  # type: ignore[no-any-return]

@@ -1,0 +1,47 @@
+"""What an embedding engine is asked for: tables, and lookups into them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One embedding table.
+
+    Attributes:
+        name: unique; checkpoints and part_optimizers know the table by it.
+        num_rows: ids are 0 … num_rows − 1.
+        dim: width of a row.
+        init_fn: torch initialiser as text, such as "nn.init.uniform_,a=-0.01,b=0.01"; None for the default.
+        data_type: "FP32", "FP16" or "BF16" storage.
+        trainable: a frozen table is looked up but never updated.
+        storage: "AUTO", "PLAIN" (an array of all rows) or "COMPACT" (touched rows only).
+    """
+
+    name: str
+    num_rows: int
+    dim: int
+    init_fn: str | None = None
+    data_type: str = "FP32"
+    trainable: bool = True
+    storage: str = "AUTO"
+
+
+@dataclass(frozen=True)
+class LookupSpec:
+    """One use of a table: the bags of input feature `key`, pooled.
+
+    Attributes:
+        name: unique; what the output is called.
+        key: the input feature whose ids are looked up.
+        table: the table's name.
+        pooling: "sum" or "mean".
+        sequence: the key is a sequence feature; a bag is a position.
+    """
+
+    name: str
+    key: str
+    table: str
+    pooling: str = "sum"
+    sequence: bool = False

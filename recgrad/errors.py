@@ -1,0 +1,50 @@
+"""Errors that the user can fix.
+
+The command prints them without a traceback and ends with exit code 2. Each message reads
+path, problem, value, remedy, in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+
+class RecgradError(Exception):
+    """Something the user can fix: a config, an input file, a checkpoint, a command line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: where it is and what it is, with the remedy in the text."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+
+class ConfigError(RecgradError):
+    """All problems of a config at once, one line each."""
+
+    def __init__(self, problems: Iterable[Problem] | str) -> None:
+        if isinstance(problems, str):
+            problems = [Problem("", problems)]
+        self.problems = tuple(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+class DataError(RecgradError):
+    """Input that cannot be read or encoded, named by file, row, column and value."""
+
+
+class CheckpointError(RecgradError):
+    """A checkpoint that is missing, damaged or does not fit the model."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The hint that ends an unknown-name error: `; did you mean 'x'?`, or nothing."""
+    matches = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{matches[0]}'?" if matches else ""
