@@ -1,0 +1,27 @@
+"""Commands: one file each, registered under the word the user types."""
+
+from __future__ import annotations
+
+import argparse
+from abc import ABC, abstractmethod
+
+from recgrad.registry import Registry
+
+
+class Command(ABC):
+    """A command of `recgrad`; the first line of its docstring is its help text.
+
+    Modules of commands import what is heavy (torch, pyarrow, matplotlib) inside `run`, so
+    that `recgrad --help` answers at once.
+    """
+
+    @abstractmethod
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the flags; spell them with dashes, underscores are accepted as well."""
+
+    @abstractmethod
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it; returns the exit code."""
+
+
+COMMANDS: Registry[type[Command]] = Registry("command", "recgrad.cli")

@@ -1,0 +1,68 @@
+"""The `recgrad` command: parses the line, runs the command, turns errors into exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from recgrad import __version__
+from recgrad.cli.command import COMMANDS
+from recgrad.errors import RecgradError
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, 2 for what the user can fix."""
+    arguments = with_dashes(sys.argv[1:] if argv is None else argv)
+    args = build_parser().parse_args(arguments)
+    try:
+        return COMMANDS[args.command]().run(args)
+    except RecgradError as error:
+        if args.debug:
+            raise
+        print(error, file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output (head, less) has gone; nobody is left to tell.
+        sys.stderr.close()
+        return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="recgrad", description="Train recommendation models from one config file."
+    )
+    parser.add_argument("--version", action="version", version=f"recgrad {__version__}")
+    parser.set_defaults(debug=False)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        text = (command.__doc__ or "").strip()
+        sub = commands.add_parser(
+            name,
+            help=text.partition("\n")[0],
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        command().add_arguments(sub)
+    return parser
+
+
+def with_dashes(arguments: Sequence[str]) -> list[str]:
+    """`--model_dir=x` as `--model-dir=x`; values are left alone."""
+    spelled = []
+    for position, argument in enumerate(arguments):
+        if argument == "--":
+            return spelled + list(arguments[position:])
+        if argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            argument = name.replace("_", "-") + equals + value
+        spelled.append(argument)
+    return spelled
