@@ -1,4 +1,4 @@
-"""`python -m recgrad.cli`: the same as the `recgrad` command."""
+"""`python -m recgrad`: the same as the `recgrad` command."""
 
 from __future__ import annotations
 
