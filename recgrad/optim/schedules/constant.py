@@ -1,0 +1,14 @@
+"""The constant rate."""
+
+from __future__ import annotations
+
+from recgrad.optim.schedules.schedule import SCHEDULES, Schedule
+
+
+@SCHEDULES.register("constant_learning_rate")
+class Constant(Schedule):
+    """Stays at the base rate."""
+
+    def after_warmup(self, base: float, n: int) -> float:
+        """Base."""
+        return base

@@ -1,0 +1,64 @@
+"""Rates by hand."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise
+
+from recgrad.optim.schedules.schedule import SCHEDULES, Schedule, at_least
+
+
+@SCHEDULES.register("manual_step_learning_rate")
+class ManualStep(Schedule):
+    """Takes given rates after given numbers of updates.
+
+    The base rate while n ≤ s₁, then rᵢ once n > sᵢ. The comparison is strict: with
+    schedule_sizes [100] the update made after 100 finished ones still has the base rate.
+    Configs written for TorchEasyRec count on it.
+
+    Args:
+        schedule_sizes: s₁ < s₂ < …
+        learning_rates: r₁, r₂, …, one for each size.
+        warmup: rise (or fall) in a straight line from the base rate to r₁ over [0, s₁].
+            Not to be mixed with warmup_size, the warm-up of all schedules, after which n counts.
+    """
+
+    def __init__(
+        self,
+        *,
+        schedule_sizes: Sequence[int],
+        learning_rates: Sequence[float],
+        warmup: bool = False,
+        by_epoch: bool = False,
+        warmup_learning_rate: float = 0.0,
+        warmup_size: int = 0,
+    ) -> None:
+        super().__init__(
+            warmup_size=warmup_size, warmup_learning_rate=warmup_learning_rate, by_epoch=by_epoch
+        )
+        sizes, rates = tuple(schedule_sizes), tuple(learning_rates)
+        if not sizes or len(sizes) != len(rates):
+            raise ValueError(
+                "schedule_sizes and learning_rates must have the same number of values, at least one each, "
+                f"got {len(sizes)} and {len(rates)}"
+            )
+        if any(a >= b for a, b in pairwise(sizes)):
+            raise ValueError(f"schedule_sizes must rise, got {list(sizes)}")
+        at_least(min(rates), 0, "learning_rates")
+        if warmup and sizes[0] < 1:
+            raise ValueError(f"with warmup the first of schedule_sizes must be at least 1, got {sizes[0]}")
+        if warmup and warmup_size:
+            raise ValueError(f"warmup and warmup_size exclude each other, got true and {warmup_size}")
+        self.schedule_sizes = sizes
+        self.learning_rates = rates
+        self.warmup = warmup
+
+    def after_warmup(self, base: float, n: int) -> float:
+        """Base while n ≤ s₁ (on the way to r₁ with `warmup`), then the last rᵢ with sᵢ < n."""
+        passed = bisect_left(self.schedule_sizes, n)
+        if passed:
+            return self.learning_rates[passed - 1]
+        if self.warmup:
+            return (self.learning_rates[0] - base) * n / self.schedule_sizes[0] + base
+        return base

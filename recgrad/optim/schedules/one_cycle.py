@@ -1,0 +1,109 @@
+"""One cycle."""
+
+from __future__ import annotations
+
+from recgrad.optim.schedules.cosine_annealing import half_cosine
+from recgrad.optim.schedules.schedule import SCHEDULES, Schedule, at_least, one_of
+
+
+@SCHEDULES.register("one_cycle_learning_rate")
+class OneCycle(Schedule):
+    """Rises from max/div_factor to max over the first pct_start of total_size, then falls to nearly nothing.
+
+    The end is max/div_factor/final_div_factor, reached at n = total_size − 1 and kept. With
+    three_phase the rate first falls as it rose and then goes on to the end. The momentum (or
+    beta1) moves the other way, between max_momentum and base_momentum, unless cycle_momentum
+    is off; a momentum of 0 stays 0. The turning points are torch's. Smith and Topin 2018.
+
+    Args:
+        total_size: the length of the cycle.
+        max_lr: the rate at the top; the optimizer's lr when left out.
+        anneal: cos or linear, the way from one turning point to the next.
+    """
+
+    def __init__(
+        self,
+        *,
+        total_size: int,
+        max_lr: float | None = None,
+        pct_start: float = 0.3,
+        anneal: str = "cos",
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        three_phase: bool = False,
+        cycle_momentum: bool = True,
+        base_momentum: float = 0.85,
+        max_momentum: float = 0.95,
+        by_epoch: bool = False,
+        warmup_learning_rate: float = 0.0,
+        warmup_size: int = 0,
+    ) -> None:
+        super().__init__(
+            warmup_size=warmup_size, warmup_learning_rate=warmup_learning_rate, by_epoch=by_epoch
+        )
+        at_least(total_size, 1, "total_size")
+        one_of(anneal, ("cos", "linear"), "anneal")
+        if max_lr is not None and not max_lr > 0:
+            raise ValueError(f"max_lr must be greater than 0, got {max_lr}")
+        if not 0 <= pct_start <= (0.5 if three_phase else 1):
+            raise ValueError(
+                f"pct_start must be in [0, {0.5 if three_phase else 1}]"
+                f"{' with three_phase' if three_phase else ''}, got {pct_start}"
+            )
+        at_least(div_factor, 1, "div_factor")
+        at_least(final_div_factor, 1, "final_div_factor")
+        if not 0 <= base_momentum <= max_momentum < 1:
+            raise ValueError(
+                "base_momentum and max_momentum must be 0 ≤ base ≤ max < 1, "
+                f"got {base_momentum} and {max_momentum}"
+            )
+        self.total_size = total_size
+        self.max_lr = max_lr
+        self.pct_start = pct_start
+        self.anneal = anneal
+        self.div_factor = div_factor
+        self.final_div_factor = final_div_factor
+        self.three_phase = three_phase
+        self.cycle_momentum = cycle_momentum
+        self.base_momentum = base_momentum
+        self.max_momentum = max_momentum
+
+    def start(self, base: float) -> float:
+        """max/div_factor."""
+        return (self.max_lr or base) / self.div_factor
+
+    def after_warmup(self, base: float, n: int) -> float:
+        """The rate on the way between the two turning points around n."""
+        top = self.max_lr or base
+        first = top / self.div_factor
+        end = first / self.final_div_factor
+        return self._between((first, top, first, end) if self.three_phase else (first, top, end), n)
+
+    def momentum(self, n: int) -> float | None:
+        """The momentum at n; None when it is not cycled."""
+        if not self.cycle_momentum:
+            return None
+        low, high = self.base_momentum, self.max_momentum
+        points = (high, low, high, high) if self.three_phase else (high, low, high)
+        return self._between(points, max(n - self.warmup_size, 0))
+
+    @property
+    def cycles_momentum(self) -> bool:
+        """Whether the momentum is cycled."""
+        return self.cycle_momentum
+
+    def _between(self, points: tuple[float, ...], n: int) -> float:
+        """The value at n on the way through the points, which lie at the phases' ends."""
+        start = 0.0
+        for value, goal, end in zip(points, points[1:], self._ends()):
+            if n <= end:
+                progress = (n - start) / (end - start) if end > start else 1.0
+                left = half_cosine(progress) if self.anneal == "cos" else 1 - progress
+                return goal + (value - goal) * left
+            start = end
+        return points[-1]
+
+    def _ends(self) -> tuple[float, ...]:
+        rise = self.pct_start * self.total_size - 1
+        last = float(self.total_size - 1)
+        return (rise, 2 * rise, last) if self.three_phase else (rise, last)

@@ -1,0 +1,109 @@
+"""Down when a metric stands still."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from recgrad.optim.schedules.schedule import SCHEDULES, Schedule, at_least, one_of
+
+
+@SCHEDULES.register("reduce_on_plateau_learning_rate")
+class ReduceOnPlateau(Schedule):
+    """Multiplies the rate by factor when a metric has not improved for more than `patience` evaluations.
+
+    The one schedule with a state: `observe` takes the metric's value after each evaluation,
+    and the state is part of the checkpoint. Every process must observe the same value. A value
+    that is not a number counts as no improvement. The rate never falls below min_lr (a base
+    rate that is below already stays as it is). The rules are those of
+    torch.optim.lr_scheduler.ReduceLROnPlateau, but for a negative best value, whose relative
+    threshold is taken of its size: torch lets values that are worse pass for better.
+
+    Args:
+        metric: the name of the evaluation's metric.
+        mode: max when larger is better, min when smaller is.
+        threshold: by how much a value must be better than the best one to count; a share of
+            the best (threshold_mode rel) or an amount (abs).
+        cooldown: evaluations after a reduction that do not count as bad.
+    """
+
+    def __init__(
+        self,
+        *,
+        metric: str = "auc",
+        mode: str = "max",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: str = "rel",
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        warmup_learning_rate: float = 0.0,
+        warmup_size: int = 0,
+    ) -> None:
+        super().__init__(warmup_size=warmup_size, warmup_learning_rate=warmup_learning_rate)
+        one_of(mode, ("max", "min"), "mode")
+        one_of(threshold_mode, ("rel", "abs"), "threshold_mode")
+        if not 0 < factor < 1:
+            raise ValueError(f"factor must be between 0 and 1, got {factor}")
+        at_least(patience, 0, "patience")
+        at_least(threshold, 0, "threshold")
+        at_least(cooldown, 0, "cooldown")
+        at_least(min_lr, 0, "min_lr")
+        self.metric = metric
+        self.mode = mode
+        self.factor = factor
+        self.patience = patience
+        self.threshold = threshold
+        self.threshold_mode = threshold_mode
+        self.cooldown = cooldown
+        self.min_lr = min_lr
+        self.reductions = 0
+        self.best: float | None = None
+        self.bad = 0
+        self.cooling = 0
+
+    def after_warmup(self, base: float, n: int) -> float:
+        """base·factor^reductions, not below min_lr."""
+        return max(base * self.factor**self.reductions, min(base, self.min_lr))
+
+    def observe(self, value: float) -> bool:
+        """Takes the metric's value after an evaluation; says whether the rate was reduced."""
+        if self._better(value):
+            self.best = value
+            self.bad = 0
+        else:
+            self.bad += 1
+        if self.cooling > 0:
+            self.cooling -= 1
+            self.bad = 0
+        if self.bad <= self.patience:
+            return False
+        self.reductions += 1
+        self.cooling = self.cooldown
+        self.bad = 0
+        return True
+
+    def _better(self, value: float) -> bool:
+        if math.isnan(value):
+            return False
+        if self.best is None:
+            return True
+        margin = self.threshold * (abs(self.best) if self.threshold_mode == "rel" else 1)
+        return value > self.best + margin if self.mode == "max" else value < self.best - margin
+
+    def state_dict(self) -> dict[str, Any]:
+        """The reductions made, the best value and the counts of evaluations."""
+        return {
+            "reductions": self.reductions,
+            "best": self.best,
+            "bad": self.bad,
+            "cooling": self.cooling,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave."""
+        self.reductions = state["reductions"]
+        self.best = state["best"]
+        self.bad = state["bad"]
+        self.cooling = state["cooling"]

@@ -1,0 +1,131 @@
+"""What every learning-rate schedule is: a rate from a base rate and a count."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from typing import Any
+
+from google.protobuf.message import Message
+
+from recgrad.config.messages import chosen, to_kwargs
+from recgrad.errors import ConfigError, Problem
+from recgrad.registry import Registry
+
+SCHEDULES: Registry[type[Schedule]] = Registry("schedule", "recgrad.optim.schedules")
+
+
+class Schedule(ABC):
+    """A learning rate as a function of the count of finished updates.
+
+    `rate(base, n)` is the rate of update n+1, where n updates (epochs when `by_epoch`) are
+    finished. It depends on nothing else, so a run that resumes at n goes on with the same
+    rate. A base rate of 0 stays 0: what is frozen stays frozen.
+
+    All schedules share the warm-up: while n < warmup_size the rate rises in a straight line
+    from warmup_learning_rate, (s − w)·n/warmup_size + w, where s is the rate the schedule
+    starts at (the base rate for most); the schedule itself counts from the end of the warm-up.
+
+    Args:
+        warmup_size: how many updates (epochs when by_epoch) the warm-up takes.
+        warmup_learning_rate: the rate the warm-up starts at.
+        by_epoch: count finished epochs instead of finished updates.
+    """
+
+    def __init__(
+        self, *, warmup_size: int = 0, warmup_learning_rate: float = 0.0, by_epoch: bool = False
+    ) -> None:
+        at_least(warmup_size, 0, "warmup_size")
+        at_least(warmup_learning_rate, 0, "warmup_learning_rate")
+        if warmup_learning_rate > 0 and warmup_size == 0:
+            raise ValueError(
+                f"warmup_learning_rate needs a warmup_size of at least 1, got {warmup_learning_rate} with 0"
+            )
+        self.warmup_size = warmup_size
+        self.warmup_learning_rate = warmup_learning_rate
+        self.by_epoch = by_epoch
+
+    def rate(self, base: float, n: int) -> float:
+        """The rate of update n+1 for an optimizer whose own rate is `base`."""
+        if base == 0:
+            return 0.0
+        if n < self.warmup_size:
+            return self._warm(self.start(base), n)
+        return self.after_warmup(base, n - self.warmup_size)
+
+    def _warm(self, target: float, n: int) -> float:
+        return (target - self.warmup_learning_rate) * n / self.warmup_size + self.warmup_learning_rate
+
+    def start(self, base: float) -> float:
+        """The rate that the warm-up leads to."""
+        return base
+
+    @abstractmethod
+    def after_warmup(self, base: float, n: int) -> float:
+        """The rate when n updates are finished since the end of the warm-up."""
+
+    def momentum(self, n: int) -> float | None:
+        """The momentum (or beta1) of update n+1; None leaves it to the optimizer."""
+        return None
+
+    @property
+    def cycles_momentum(self) -> bool:
+        """Whether `momentum` says anything."""
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What cannot be computed from n: nothing, but for schedules driven by evaluation."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave."""
+        if state:
+            raise ValueError(f"{type(self).__name__} has no state, got {sorted(state)}")
+
+    @classmethod
+    def from_config(cls, message: Message) -> Schedule:
+        """The schedule that a message of the config describes."""
+        return cls(**to_kwargs(message))
+
+
+def build_schedule(message: Message, *, where: str = "learning_rate") -> Schedule:
+    """The schedule chosen in the `learning_rate` oneof of a message; constant when none is.
+
+    Args:
+        message: an optimizer's (or a stage's) message.
+        where: the message's path in the config, for errors.
+    """
+    choice = chosen(message, "learning_rate")
+    if choice is None:
+        return SCHEDULES["constant_learning_rate"]()
+    name, config = choice
+    schedule = SCHEDULES[name]
+    missing = required_arguments(schedule) - set(to_kwargs(config))
+    if missing:
+        raise ConfigError(
+            Problem(f"{where}.{name}.{field}", "is not set, and has no default") for field in sorted(missing)
+        )
+    try:
+        return schedule.from_config(config)
+    except ConfigError as error:
+        raise ConfigError(Problem(f"{where}.{name}.{p.where}", p.what) for p in error.problems) from error
+    except ValueError as error:
+        raise ConfigError([Problem(f"{where}.{name}", str(error))]) from error
+
+
+def required_arguments(component: Any) -> set[str]:
+    """The keyword arguments of a component that have no default."""
+    parameters = inspect.signature(component).parameters.values()
+    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
+
+
+def at_least(value: float, bound: float, name: str) -> None:
+    """Raises unless value ≥ bound."""
+    if not value >= bound:
+        raise ValueError(f"{name} must be at least {bound}, got {value}")
+
+
+def one_of(value: str, known: tuple[str, ...], name: str) -> None:
+    """Raises unless the value is one of the known ones."""
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got '{value}'")
