@@ -1,0 +1,22 @@
+"""The config language: the schema, loading, editing and checking."""
+
+from __future__ import annotations
+
+from recgrad.config.legacy import LegacyWarning
+from recgrad.config.load import LoadedConfig, load_config, load_with_locations, save_config
+from recgrad.config.locations import Locations
+from recgrad.config.messages import chosen, struct_to_dict, to_kwargs
+from recgrad.config.proto.pipeline_pb2 import PipelineConfig
+
+__all__ = [
+    "LegacyWarning",
+    "LoadedConfig",
+    "Locations",
+    "PipelineConfig",
+    "chosen",
+    "load_config",
+    "load_with_locations",
+    "save_config",
+    "struct_to_dict",
+    "to_kwargs",
+]
