@@ -1,0 +1,19 @@
+"""Checkpoints: folders of raw arrays and JSON that appear whole or not at all."""
+
+from recgrad.training.checkpoint.manager import CheckpointManager, resolve_checkpoint
+from recgrad.training.checkpoint.manifest import Manifest, load_manifest
+from recgrad.training.checkpoint.reader import read_checkpoint, verify_checkpoint
+from recgrad.training.checkpoint.snapshot import Snapshot, TableRows
+from recgrad.training.checkpoint.writer import write_checkpoint
+
+__all__ = [
+    "CheckpointManager",
+    "Manifest",
+    "Snapshot",
+    "TableRows",
+    "load_manifest",
+    "read_checkpoint",
+    "resolve_checkpoint",
+    "verify_checkpoint",
+    "write_checkpoint",
+]

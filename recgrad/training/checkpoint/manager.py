@@ -1,0 +1,179 @@
+"""The checkpoints of a model_dir: saving in the background, keeping, finding the newest whole one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from recgrad.errors import CheckpointError
+from recgrad.training.checkpoint.json_text import dump_json, parse_json
+from recgrad.training.checkpoint.manifest import MANIFEST_NAME, read_bytes
+from recgrad.training.checkpoint.reader import verify_checkpoint
+from recgrad.training.checkpoint.snapshot import Snapshot
+from recgrad.training.checkpoint.staging import remove_folder, remove_leftovers, write_file_atomically
+from recgrad.training.checkpoint.writer import write_checkpoint
+
+BEST_NAME = "best_checkpoint.json"
+
+_PREFIX = "model.ckpt-"
+_FOLDER = re.compile(r"model\.ckpt-(0|[1-9][0-9]{0,18})", re.ASCII)
+_log = logging.getLogger(__name__)
+
+
+class CheckpointManager:
+    """Saves to and finds checkpoints in `model_dir/model.ckpt-<step>`.
+
+    Args:
+        model_dir: where the checkpoints lie; made on the first save.
+        keep_max: how many to keep, the newest; 0 keeps all. The best one is kept beyond that.
+    """
+
+    def __init__(self, model_dir: Path | str, *, keep_max: int = 0) -> None:
+        if keep_max < 0:
+            raise ValueError(f"keep_max must be at least 0, got {keep_max}")
+        self.model_dir = Path(model_dir)
+        self.keep_max = keep_max
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+        self._pending_step: int | None = None
+        self._written_step = -1
+        self._lock = threading.Lock()
+
+    def path(self, step: int) -> Path:
+        """The folder of a step's checkpoint."""
+        return self.model_dir / f"{_PREFIX}{step}"
+
+    def save(self, snapshot: Snapshot, *, block: bool = False) -> None:
+        """Write a snapshot in the background; the caller must not change its memory any more.
+
+        Waits for a save that is still under way. A save that failed is raised here, by the
+        next `save` or `wait`, and this snapshot is then not written.
+        """
+        self.wait()
+        self._pending_step = snapshot.step
+        self._pending = self._pool.submit(self._write, snapshot)
+        if block:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when nothing is being written; raises CheckpointError if the last save failed."""
+        if self._pending is None:
+            return
+        error = self._pending.exception()
+        step, self._pending, self._pending_step = self._pending_step, None, None
+        if isinstance(error, CheckpointError):
+            raise error
+        if error is not None:
+            raise CheckpointError(
+                f"{self.model_dir / f'{_PREFIX}{step}'}: the checkpoint could not be written ({error!r})"
+            ) from error
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint folder, ascending; whole or damaged."""
+        if not self.model_dir.is_dir():
+            return []
+        matches = (_FOLDER.fullmatch(entry.name) for entry in os.scandir(self.model_dir) if entry.is_dir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def latest(self) -> Path | None:
+        """The newest whole checkpoint; None if there is none at all.
+
+        Every byte of a candidate is compared with its checksums. One that is damaged is named
+        in a warning, and the one before it is tried.
+
+        Raises:
+            CheckpointError: there are checkpoints, but all are damaged.
+        """
+        self.wait()
+        problems = []
+        for step in reversed(self.steps()):
+            path = self.path(step)
+            try:
+                manifest = verify_checkpoint(path)
+                if manifest.step != step:
+                    raise CheckpointError(f"{path}: holds step {manifest.step}, not {step}")
+            except CheckpointError as error:
+                problems.append(str(error))
+                _log.warning("%s; trying the checkpoint before it", error)
+                continue
+            return path
+        if problems:
+            raise CheckpointError("\n".join([f"{self.model_dir}: no checkpoint is whole", *problems]))
+        return None
+
+    def best(self) -> int | None:
+        """The step that was last marked best, or None."""
+        path = self.model_dir / BEST_NAME
+        if not path.is_file():
+            return None
+        try:
+            content = parse_json(read_bytes(path, 1 << 16), str(path))
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+        step = content.get("step") if isinstance(content, dict) else None
+        if type(step) is not int:
+            raise CheckpointError(f"{path}: names no step; delete the file to forget the best checkpoint")
+        return step
+
+    def mark_best(self, step: int) -> None:
+        """Keep this step's checkpoint, written or being written, until another one is best."""
+        if step != self._pending_step and step not in self.steps():
+            raise CheckpointError(f"{self.path(step)}: cannot be marked best, there is no such checkpoint")
+        with self._lock:
+            try:
+                write_file_atomically(self.model_dir / BEST_NAME, dump_json({"step": step}) + b"\n")
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self.model_dir / BEST_NAME}: cannot be written ({error.strerror})"
+                ) from error
+        if self._pending is None or self._pending.done():
+            self._prune(max(step, self._written_step))
+
+    def _write(self, snapshot: Snapshot) -> None:
+        try:
+            self.model_dir.mkdir(parents=True, exist_ok=True)
+            for prefix in (_PREFIX, BEST_NAME):
+                remove_leftovers(self.model_dir, prefix)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.model_dir}: checkpoints cannot be written there ({error.strerror})"
+            ) from error
+        write_checkpoint(self.path(snapshot.step), snapshot)
+        self._written_step = snapshot.step
+        self._prune(snapshot.step)
+
+    def _prune(self, newest: int) -> None:
+        """Remove all but the `keep_max` newest and the best of the checkpoints up to `newest`.
+
+        Later ones, left by a run that was rewound, say because they are damaged, do not
+        count: the run will come to their steps and replace them.
+        """
+        if self.keep_max == 0:
+            return
+        with self._lock:
+            reached = [step for step in self.steps() if step <= newest]
+            try:
+                best = self.best()
+                for step in reached[: -self.keep_max]:
+                    if step != best:
+                        remove_folder(self.path(step))
+            except (OSError, CheckpointError) as error:
+                # The new checkpoint is safe; one too many is no reason to stop a run.
+                _log.warning("%s: old checkpoints are kept (%s)", self.model_dir, error)
+
+
+def resolve_checkpoint(path: Path | str) -> Path:
+    """The checkpoint that `path` means: itself, or the newest whole one of a model_dir."""
+    path = Path(path)
+    if (path / MANIFEST_NAME).is_file() or _FOLDER.fullmatch(path.name):
+        return path
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: there is no such folder")
+    found = CheckpointManager(path).latest()
+    if found is None:
+        raise CheckpointError(f"{path}: has no checkpoint (a folder named {_PREFIX}<step>)")
+    return found

@@ -1,0 +1,224 @@
+"""The manifest: what a checkpoint consists of, and the checksums that prove it whole.
+
+`manifest.json` is written last. Its first key is the checksum of all bytes after that line, so
+that a flipped bit anywhere in the manifest is noticed too. It holds no clock time: two runs
+that do the same write the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import torch
+
+from recgrad import __version__
+from recgrad.errors import CheckpointError
+from recgrad.training.checkpoint.arrays import FileRecord, open_regular
+from recgrad.training.checkpoint.json_text import dump_json, parse_json, require
+
+FORMAT = "recgrad-checkpoint"
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+TREE_NAME = "tree.json"
+TREE_ARRAYS_NAME = "tree.safetensors"
+MAX_MANIFEST_BYTES = 64 << 20
+MAX_TREE_BYTES = 64 << 20
+
+_FIRST_LINE = re.compile(rb'\{\n  "crc32": "([0-9a-f]{8})",\n')
+_SHARD_PATH = re.compile(r"tables/[A-Za-z0-9_.~%-]{1,250}/[0-9]{5}-of-[0-9]{5}\.safetensors", re.ASCII)
+
+
+@dataclass(frozen=True)
+class TableEntry:
+    """One table: its name, shape, how many rows were touched, and the files that hold them."""
+
+    name: str
+    num_rows: int
+    dim: int
+    touched_rows: int
+    shards: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of manifest.json."""
+
+    step: int
+    versions: Mapping[str, str]
+    tables: Sequence[TableEntry]
+    files: Mapping[str, FileRecord]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files but the manifest."""
+        return sum(record.num_bytes for record in self.files.values())
+
+
+def package_versions() -> dict[str, str]:
+    """The versions that a checkpoint is stamped with."""
+    return {
+        "recgrad": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
+
+
+def shard_path(table: str, shard: int, num_shards: int) -> str:
+    """Where a shard of a table lies inside the checkpoint, such as tables/user_id/00000-of-00001.safetensors.
+
+    Characters that file systems dislike are percent-encoded; long names are cut and told
+    apart by a checksum. The manifest knows the true name.
+    """
+    folder = quote(table, safe="", errors="surrogatepass")
+    if not folder.strip("."):
+        folder = folder.replace(".", "%2E") or "%"
+    if len(folder) > 200:
+        folder = f"{folder[:180]}~{zlib.crc32(folder.encode()):08x}"
+    return f"tables/{folder}/{shard:05d}-of-{num_shards:05d}.safetensors"
+
+
+def dump_manifest(manifest: Manifest) -> bytes:
+    """The bytes of manifest.json."""
+    body = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "step": manifest.step,
+        "versions": dict(manifest.versions),
+        "tables": [
+            {
+                "name": table.name,
+                "num_rows": table.num_rows,
+                "dim": table.dim,
+                "touched_rows": table.touched_rows,
+                "shards": list(table.shards),
+            }
+            for table in manifest.tables
+        ],
+        "files": {
+            path: {"bytes": record.num_bytes, "crc32": f"{record.crc32:08x}"}
+            for path, record in sorted(manifest.files.items())
+        },
+    }
+    rest = dump_json(body, indent=2).removeprefix(b"{\n") + b"\n"
+    return b'{\n  "crc32": "%08x",\n' % zlib.crc32(rest) + rest
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """Read and check the manifest of a checkpoint folder."""
+    path = folder / MANIFEST_NAME
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: there is no such checkpoint folder")
+    if (folder / "model" / ".metadata").exists() and not path.exists():
+        raise CheckpointError(
+            f"{folder}: is a torch.distributed checkpoint, not one of Recgrad's; it cannot be read"
+        )
+    text = _read_small(path)
+    first = _FIRST_LINE.match(text)
+    require(first is not None, path, "is damaged (no checksum line)")
+    assert first is not None
+    found = zlib.crc32(text[first.end() :])
+    require(found == int(first[1], 16), path, f"is damaged (checksum {found:08x})")
+    body = parse_json(text, str(path))
+    require(isinstance(body, dict) and body.get("format") == FORMAT, path, f"is not a {FORMAT}")
+    version = body.get("format_version")
+    require(
+        type(version) is int and 1 <= version <= FORMAT_VERSION,
+        path,
+        f"has format version {str(version)[:20]}, this Recgrad reads up to {FORMAT_VERSION}; upgrade Recgrad",
+    )
+    manifest = Manifest(
+        step=_count(path, body, "step"),
+        versions=_versions(path, body.get("versions")),
+        tables=_tables(path, body.get("tables")),
+        files=_files(path, body.get("files")),
+    )
+    _check_references(path, manifest)
+    return manifest
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes."""
+    descriptor = open_regular(path)
+    with os.fdopen(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        require(size <= limit, path, f"has {size} bytes, more than the {limit} it can have")
+        return file.read()
+
+
+def _read_small(path: Path) -> bytes:
+    try:
+        return read_bytes(path, MAX_MANIFEST_BYTES)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _count(path: Path, entry: Mapping[str, Any], key: str) -> int:
+    value = entry.get(key)
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise CheckpointError(f"{path}: '{key}' is not a whole number from 0")
+    return value
+
+
+def _versions(path: Path, entries: Any) -> dict[str, str]:
+    require(
+        isinstance(entries, dict) and all(isinstance(value, str) for value in entries.values()),
+        path,
+        "'versions' is not a map of strings",
+    )
+    return dict(entries)
+
+
+def _files(path: Path, entries: Any) -> dict[str, FileRecord]:
+    require(isinstance(entries, dict), path, "'files' is not an object")
+    files = {}
+    for name, entry in entries.items():
+        require(
+            name in (TREE_NAME, TREE_ARRAYS_NAME)
+            or (bool(_SHARD_PATH.fullmatch(name)) and set(name.split("/")[1]) != {"."}),
+            path,
+            f"names a file that is none of a checkpoint's: '{name[:200]}'",
+        )
+        require(isinstance(entry, dict), path, f"file '{name}' is not an object")
+        crc = entry.get("crc32")
+        require(
+            isinstance(crc, str) and bool(re.fullmatch("[0-9a-f]{8}", crc)), path, f"'{name}' has no crc32"
+        )
+        files[name] = FileRecord(name, _count(path, entry, "bytes"), int(crc, 16))
+    return files
+
+
+def _tables(path: Path, entries: Any) -> tuple[TableEntry, ...]:
+    require(isinstance(entries, list), path, "'tables' is not a list")
+    tables = []
+    for entry in entries:
+        require(isinstance(entry, dict) and isinstance(entry.get("name"), str), path, "a table has no name")
+        shards = entry.get("shards")
+        require(
+            isinstance(shards, list) and all(isinstance(shard, str) for shard in shards) and bool(shards),
+            path,
+            f"table '{entry['name'][:200]}' has no shards",
+        )
+        counts = {key: _count(path, entry, key) for key in ("num_rows", "dim", "touched_rows")}
+        tables.append(TableEntry(name=entry["name"], shards=tuple(shards), **counts))
+    return tuple(tables)
+
+
+def _check_references(path: Path, manifest: Manifest) -> None:
+    names = [table.name for table in manifest.tables]
+    require(len(set(names)) == len(names), path, "lists a table twice")
+    used = [TREE_NAME, TREE_ARRAYS_NAME, *(shard for table in manifest.tables for shard in table.shards)]
+    require(
+        sorted(used) == sorted(manifest.files),
+        path,
+        "the files it lists are not those that the tree and the tables need",
+    )
