@@ -1,0 +1,46 @@
+"""Losses by config name: `build_loss(config)` makes one, `LOSSES` lists them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from recgrad.config.messages import chosen, to_kwargs
+from recgrad.errors import ConfigError
+from recgrad.registry import Registry, import_object
+
+if TYPE_CHECKING:
+    from recgrad.config.proto.loss_pb2 import LossConfig
+    from recgrad.losses.base import Loss
+
+LOSSES: Registry[type[Loss]] = Registry("loss", "recgrad.losses")
+
+__all__ = ["LOSSES", "build_loss"]
+
+
+def build_loss(config: LossConfig) -> Loss:
+    """The loss that a LossConfig names, with its options; `.config_name` is the name."""
+    from recgrad.losses.base import Loss
+
+    choice = chosen(config, "loss")
+    if choice is None:
+        other = chosen(config, "sid_loss")
+        raise ConfigError(
+            "losses: no loss is set; name one, such as binary_cross_entropy {}"
+            if other is None
+            else f"losses: {other[0]} belongs to semantic-id models, which have no trainer here; "
+            f"use one of: {', '.join(LOSSES)}"
+        )
+    name, message = choice
+    kwargs = to_kwargs(message)
+    cls = LOSSES[name] if name != "custom_loss" else import_object(kwargs["class_path"])
+    if not (isinstance(cls, type) and issubclass(cls, Loss)):
+        raise ConfigError(
+            f"custom_loss: {message.class_path} is not a subclass of recgrad.losses.base.Loss; "
+            "subclass it and write rows(logits, labels, session)"
+        )
+    try:
+        loss = cls(**(kwargs.get("params", {}) if name == "custom_loss" else kwargs))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"losses.{name}: {error}") from error
+    loss.config_name = name
+    return loss

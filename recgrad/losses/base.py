@@ -1,0 +1,92 @@
+"""What every loss is: one value a row, then their weighted mean."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from recgrad.errors import DataError
+from recgrad.losses.weighting import normalize_weights
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Loss(nn.Module):
+    """Mean over rows of `rows(logits, labels, session)`, weighted when weights are given.
+
+    A subclass writes `rows`, one value a row, and `predict`.
+
+    Attributes:
+        num_logits: logits a row must have; None when that is the number of classes.
+        needs_session: whether `session` must be given.
+        config_name: the name in the config that it was built from.
+    """
+
+    num_logits: ClassVar[int | None] = 1
+    needs_session: ClassVar[bool] = False
+    config_name: str = ""
+
+    def rows(self, logits: Tensor, labels: Tensor, session: Tensor | None) -> Tensor:
+        """The loss of each row, [rows]."""
+        raise NotImplementedError
+
+    def predict(self, logits: Tensor) -> Tensor:
+        """The prediction that goes with the logits: a probability, or the value itself."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        *,
+        weights: Tensor | None = None,
+        session: Tensor | None = None,
+    ) -> Tensor:
+        """Σ wᵢ·rowᵢ / (rows · mean(w)), the mean of w over the rows of all ranks.
+
+        Args:
+            logits: [rows] or [rows, 1] for one logit, else [rows, classes].
+            labels: [rows].
+            weights: [rows], not normalised; all zero gives a loss of 0.
+            session: int64 [rows], for losses that compare rows of a session.
+
+        A batch without rows gives 0.
+        """
+        if self.needs_session and session is None:
+            raise ValueError(f"{type(self).__name__} needs a session for each row, got None")
+        logits, labels = _shaped(logits, labels, self.num_logits)
+        values = self.rows(logits, labels, session)
+        if weights is not None:
+            values = values * normalize_weights(weights.reshape(-1)).to(values.dtype)
+        return values.mean() if values.numel() else values.sum()
+
+
+def binary_labels(labels: Tensor, like: Tensor, name: str) -> Tensor:
+    """Labels as floats of the logits' type; anything outside [0, 1] is an error (checked on CPUs)."""
+    labels = labels.to(like.dtype)
+    if labels.device.type == "cpu" and labels.numel() and not torch.compiler.is_compiling():
+        low, high = labels.aminmax()
+        if not (low >= 0 and high <= 1):
+            row = int(((labels >= 0) & (labels <= 1)).logical_not().nonzero()[0])
+            raise DataError(
+                f"{name}: label {labels[row].item():g} at row {row} of the batch is not in [0, 1]"
+            )
+    return labels
+
+
+def _shaped(logits: Tensor, labels: Tensor, num_logits: int | None) -> tuple[Tensor, Tensor]:
+    """Logits as [rows] for one logit, else [rows, n]; labels as [rows]."""
+    if num_logits == 1:
+        if logits.dim() == 2 and logits.shape[1] == 1:
+            logits = logits.squeeze(1)
+        if logits.dim() != 1:
+            raise ValueError(f"logits must be [rows] or [rows, 1], got {list(logits.shape)}")
+    elif logits.dim() != 2 or (num_logits is not None and logits.shape[1] != num_logits):
+        raise ValueError(f"logits must be [rows, {num_logits or 'classes'}], got {list(logits.shape)}")
+    if labels.numel() != logits.shape[0]:
+        raise ValueError(f"labels must be [{logits.shape[0]}] like the logits, got {list(labels.shape)}")
+    # Logarithms and means of half-precision logits are taken in single precision.
+    return logits.float() if logits.dtype in _HALF else logits, labels.reshape(-1)
