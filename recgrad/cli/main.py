@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:
     """`--model_dir=x` as `--model-dir=x`; values are left alone."""
-    spelled = []
+    spelled: list[str] = []
     for position, argument in enumerate(arguments):
         if argument == "--":
             return spelled + list(arguments[position:])

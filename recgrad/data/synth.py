@@ -227,7 +227,8 @@ def _zipf_ranks(
     """Ranks 0 … vocabulary−1 with P(rank) ∝ about (rank+1)^−exponent: a bounded Pareto, inverted."""
     top = float(vocabulary + 1) ** (1 - exponent)
     ranks = (1 + rng.random(size) * (top - 1)) ** (1 / (1 - exponent))
-    return np.minimum(ranks.astype(np.int64) - 1, vocabulary - 1)
+    bounded: Ints = np.minimum(ranks.astype(np.int64) - 1, vocabulary - 1)
+    return bounded
 
 
 def _rank_to_id(ranks: Ints, column: int) -> Ints:

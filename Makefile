@@ -1,0 +1,64 @@
+# Two commands do everything on a fresh machine: `make quickstart` and `make test`.
+# Each makes the virtual environment it needs in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+OUT ?= quickstart
+
+.PHONY: quickstart test test-fast lint format proto bench clean help
+
+help:
+	@echo "make quickstart   install, write synthetic data, train DeepFM on it, evaluate (OUT=folder)"
+	@echo "make test         install, lint, and run every test"
+	@echo "make test-fast    the tests that are not marked slow"
+	@echo "make lint         ruff, mypy --strict, import rules"
+	@echo "make format       let ruff format and fix the code"
+	@echo "make proto        regenerate the Python code of the config schema"
+	@echo "make bench        run every benchmark and print its table"
+	@echo "make clean        remove the virtual environment and caches"
+
+quickstart: $(VENV)/.runtime
+	$(BIN)/recgrad quickstart --out $(OUT)
+
+test: lint
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test-fast: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(VENV)/.dev
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. \
+		--mypy_out=readable_stubs,quiet:. recgrad/config/proto/*.proto
+
+bench: $(VENV)/.dev
+	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) --editable .
+	touch $@
+
+# TorchRec asks for a CUDA build of FBGEMM, which does not load on a machine without a GPU:
+# take the CPU build and TorchRec without its dependencies, and name the rest by hand.
+$(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
+	$(PIP) --requirement requirements-dev.txt
+	$(PIP) fbgemm-gpu-cpu
+	$(PIP) --no-deps torchrec
+	touch $@

@@ -1,0 +1,37 @@
+"""Flags that several commands share: which config, which edits, which paths."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """The config file and the flags that change it before use."""
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="pipeline config, text or JSON")
+    parser.add_argument("--pipeline-config-path", metavar="CONFIG", help="the same, as a flag")
+    parser.add_argument(
+        "--edit-config-json",
+        metavar="JSON",
+        help="changes to the config, such as '{\"data_config.batch_size\": 512}'",
+    )
+
+
+def config_path(args: argparse.Namespace, parser_name: str) -> str:
+    """The config that the line names, by position or by flag."""
+    from recgrad.errors import RecgradError
+
+    given = [path for path in (args.config, args.pipeline_config_path) if path]
+    if len(given) != 1:
+        raise RecgradError(f"recgrad {parser_name}: name one config file, got {len(given)}")
+    return str(given[0])
+
+
+def loaded_config(args: argparse.Namespace, parser_name: str) -> Any:
+    """The config with its edits applied."""
+    from recgrad.config import edit_config, load_config
+
+    config = load_config(config_path(args, parser_name))
+    if args.edit_config_json:
+        config = edit_config(config, args.edit_config_json)
+    return config

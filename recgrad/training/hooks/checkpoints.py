@@ -1,0 +1,43 @@
+"""Evaluate and save, every so many steps or epochs and at the end."""
+
+from __future__ import annotations
+
+from recgrad.training.hooks.base import Hook, StepReport
+from recgrad.training.trainer import Trainer
+
+
+class SaveCheckpoints(Hook):
+    """Evaluates, then saves, so that a checkpoint holds the verdict on its own weights.
+
+    The order matters for exact resume: schedules and early stopping that listen to
+    evaluations are saved after they have heard.
+    """
+
+    def __init__(self, *, every_steps: int = 0, every_epochs: int = 0) -> None:
+        self.every_steps = every_steps
+        self.every_epochs = every_epochs
+        self._saved_step = -1
+
+    def on_start(self, trainer: Trainer) -> None:
+        self._saved_step = trainer.state.step if trainer.state.step else -1
+
+    def after_step(self, trainer: Trainer, report: StepReport) -> None:
+        if self.every_steps and report.step % self.every_steps == 0:
+            self._evaluate_and_save(trainer)
+
+    def after_epoch(self, trainer: Trainer) -> None:
+        if self.every_epochs and trainer.state.epoch % self.every_epochs == 0:
+            self._evaluate_and_save(trainer)
+
+    def on_end(self, trainer: Trainer) -> None:
+        if trainer.stop.signal is not None:
+            # Asked to stop: whoever sent the signal waits, and the evaluation can be made later.
+            if self._saved_step != trainer.state.step:
+                trainer.save()
+        elif self._saved_step != trainer.state.step:
+            self._evaluate_and_save(trainer)
+
+    def _evaluate_and_save(self, trainer: Trainer) -> None:
+        trainer.evaluate()
+        trainer.save()
+        self._saved_step = trainer.state.step

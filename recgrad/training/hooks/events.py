@@ -1,0 +1,82 @@
+"""The event log: one JSON object a line in model_dir/events.jsonl, and train_eval_result.txt.
+
+A resumed run drops the lines after its checkpoint's step first, so that both files read as
+if the run had never been interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from recgrad.training.hooks.base import StepReport
+from recgrad.training.hooks.log import LogRecord
+from recgrad.training.trainer import Trainer
+
+EVENTS_FILE = "events.jsonl"
+EVALUATIONS_FILE = "train_eval_result.txt"
+
+
+class EventLog:
+    """Writes the records and evaluations of a run as JSON lines."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self.model_dir = model_dir
+        self._events: IO[str] | None = None
+        self._evaluations: IO[str] | None = None
+
+    def start(self, trainer: Trainer) -> None:
+        step = trainer.state.step
+        self._events = _open_after(self.model_dir / EVENTS_FILE, "step", step)
+        self._evaluations = _open_after(self.model_dir / EVALUATIONS_FILE, "global_step", step)
+        self._write({"kind": "start", "step": step, "time": time.time()})
+
+    def step(self, trainer: Trainer, report: StepReport) -> None:
+        """Steps are not logged one by one."""
+
+    def record(self, trainer: Trainer, record: LogRecord) -> None:
+        self._write({"kind": "train", "time": time.time(), **asdict(record)})
+
+    def evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        step = trainer.state.step
+        self._write({"kind": "eval", "step": step, "time": time.time(), "metrics": dict(metrics)})
+        assert self._evaluations is not None
+        line = {"global_step": step, **{name: metrics[name] for name in sorted(metrics)}}
+        _write_line(self._evaluations, line)
+
+    def end(self, trainer: Trainer) -> None:
+        state = trainer.state
+        self._write({"kind": "end", "step": state.step, "time": time.time(), "stopped": state.stopped})
+
+    def close(self) -> None:
+        for file in (self._events, self._evaluations):
+            if file is not None:
+                file.close()
+
+    def _write(self, event: dict[str, Any]) -> None:
+        assert self._events is not None
+        _write_line(self._events, event)
+
+
+def _write_line(file: IO[str], value: Any) -> None:
+    file.write(json.dumps(value) + "\n")
+    file.flush()
+
+
+def _open_after(path: Path, key: str, step: int) -> IO[str]:
+    """Open a JSON-lines file for appending, without the lines later than `step` or torn ones."""
+    kept = []
+    if path.exists():
+        for line in path.read_text().splitlines():
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # the last line of a killed run
+            if value.get(key, 0) <= step:
+                kept.append(line)
+    path.write_text("".join(line + "\n" for line in kept))
+    return path.open("a")

@@ -1,0 +1,119 @@
+"""Logging: sums up the steps since the last line and hands the summary to every sink."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from recgrad.training.hooks.base import Hook, StepReport
+from recgrad.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class LogRecord:
+    """The steps since the last record.
+
+    Attributes:
+        step: updates finished.
+        epoch: passes finished.
+        losses: means of the loss terms.
+        rates: learning rates of the last step.
+        metrics: decayed training metrics.
+        grad_norm: norm of the dense gradients at the last step, when it was computed.
+        samples_per_sec: rows trained on per second.
+        data_wait_share: the share of the time that the loop waited for data.
+        samples: rows trained on since the run began.
+    """
+
+    step: int
+    epoch: int
+    losses: Mapping[str, float]
+    rates: Mapping[str, float]
+    metrics: Mapping[str, float]
+    grad_norm: float | None
+    samples_per_sec: float
+    data_wait_share: float
+    samples: int
+
+
+class Sink(Protocol):
+    """Where records go."""
+
+    def start(self, trainer: Trainer) -> None:
+        """Before the first step."""
+
+    def step(self, trainer: Trainer, report: StepReport) -> None:
+        """Each step; must cost next to nothing."""
+
+    def record(self, trainer: Trainer, record: LogRecord) -> None:
+        """Each log interval."""
+
+    def evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Each evaluation."""
+
+    def end(self, trainer: Trainer) -> None:
+        """After the last step."""
+
+    def close(self) -> None:
+        """Release what is held."""
+
+
+class Log(Hook):
+    """Makes a record every `every_steps` updates, and of the rest at the end."""
+
+    def __init__(self, every_steps: int, sinks: Sequence[Sink]) -> None:
+        self.every_steps = max(every_steps, 1)
+        self.sinks = tuple(sinks)
+        self._reports: list[StepReport] = []
+
+    def on_start(self, trainer: Trainer) -> None:
+        for sink in self.sinks:
+            sink.start(trainer)
+
+    def after_step(self, trainer: Trainer, report: StepReport) -> None:
+        self._reports.append(report)
+        for sink in self.sinks:
+            sink.step(trainer, report)
+        if report.step % self.every_steps == 0:
+            self._flush(trainer)
+
+    def after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        for sink in self.sinks:
+            sink.evaluation(trainer, metrics)
+
+    def on_end(self, trainer: Trainer) -> None:
+        self._flush(trainer)
+        for sink in self.sinks:
+            sink.end(trainer)
+
+    def close(self, trainer: Trainer) -> None:
+        for sink in self.sinks:
+            sink.close()
+
+    def _flush(self, trainer: Trainer) -> None:
+        if not self._reports:
+            return
+        record = summarise(self._reports, trainer)
+        self._reports = []
+        for sink in self.sinks:
+            sink.record(trainer, record)
+
+
+def summarise(reports: Sequence[StepReport], trainer: Trainer) -> LogRecord:
+    """The record of some steps."""
+    last = reports[-1]
+    secs = sum(report.step_secs for report in reports)
+    names = dict.fromkeys(name for report in reports for name in report.losses)
+    losses = {name: sum(report.losses.get(name, 0.0) for report in reports) / len(reports) for name in names}
+    return LogRecord(
+        step=last.step,
+        epoch=trainer.state.epoch,
+        losses=losses,
+        rates=last.rates,
+        metrics=trainer.task.train_metrics(),
+        grad_norm=last.grad_norm,
+        samples_per_sec=sum(report.samples for report in reports) / max(secs, 1e-9),
+        data_wait_share=sum(report.data_wait_secs for report in reports) / max(secs, 1e-9),
+        samples=trainer.state.samples,
+    )

@@ -1,0 +1,39 @@
+"""A torch.profiler trace of a few steps, which TensorBoard and Perfetto open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+
+from recgrad.training.hooks.base import Hook, StepReport
+from recgrad.training.trainer import Trainer
+
+WAIT_STEPS = 5
+WARMUP_STEPS = 2
+ACTIVE_STEPS = 8
+
+
+class ProfileSteps(Hook):
+    """Traces steps 8 to 15 of this process into model_dir/profile."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self.folder = model_dir / "profile"
+        self._profiler: profile | None = None
+
+    def on_start(self, trainer: Trainer) -> None:
+        self._profiler = profile(
+            activities=[ProfilerActivity.CPU],
+            schedule=schedule(wait=WAIT_STEPS, warmup=WARMUP_STEPS, active=ACTIVE_STEPS, repeat=1),
+            on_trace_ready=tensorboard_trace_handler(str(self.folder)),
+        )
+        self._profiler.start()
+
+    def after_step(self, trainer: Trainer, report: StepReport) -> None:
+        if self._profiler is not None:
+            self._profiler.step()
+
+    def close(self, trainer: Trainer) -> None:
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._profiler = None

@@ -1,0 +1,113 @@
+"""TensorBoard: scalars of the run, and histograms of weights and gradients when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from recgrad.errors import ConfigError, Problem, nearest
+from recgrad.training.hooks.base import StepReport
+from recgrad.training.hooks.log import LogRecord
+from recgrad.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+SUMMARIES = (
+    "loss",
+    "learning_rate",
+    "parameter",
+    "gradient",
+    "gradient_norm",
+    "global_gradient_norm",
+)
+DEFAULT_SUMMARIES = ("loss", "learning_rate")
+
+
+class TensorBoard:
+    """Writes event files under model_dir/train; evaluations under model_dir/eval_val."""
+
+    def __init__(self, model_dir: Path, summaries: Collection[str] = ()) -> None:
+        self.summaries = frozenset(summaries or DEFAULT_SUMMARIES)
+        check_summaries(self.summaries)
+        self.model_dir = model_dir
+        self._train: SummaryWriter | None = None
+        self._evaluation: SummaryWriter | None = None
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether gradients must outlive the update for this sink to see them."""
+        return bool(self.summaries & {"gradient", "gradient_norm", "global_gradient_norm"})
+
+    def start(self, trainer: Trainer) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # What an interrupted run wrote after the checkpoint is purged by the reader.
+        step = trainer.state.step + 1 if trainer.state.step else None
+        self._train = SummaryWriter(str(self.model_dir / "train"), purge_step=step)
+        self._evaluation = SummaryWriter(str(self.model_dir / "eval_val"), purge_step=step)
+
+    def step(self, trainer: Trainer, report: StepReport) -> None:
+        """Steps are not written one by one."""
+
+    def record(self, trainer: Trainer, record: LogRecord) -> None:
+        assert self._train is not None
+        if "loss" in self.summaries:
+            self._scalars("loss", record.losses, record.step)
+        if "learning_rate" in self.summaries:
+            self._scalars("lr", record.rates, record.step)
+        self._scalars("metric", record.metrics, record.step)
+        self._train.add_scalar("samples_per_sec", record.samples_per_sec, record.step)
+        self._train.add_scalar("data_wait_share", record.data_wait_share, record.step)
+        if "global_gradient_norm" in self.summaries and record.grad_norm is not None:
+            self._train.add_scalar("global_gradient_norm", record.grad_norm, record.step)
+        if self.summaries & {"parameter", "gradient", "gradient_norm"}:
+            self._parameters(trainer, record.step)
+
+    def evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        assert self._evaluation is not None
+        for name, value in metrics.items():
+            self._evaluation.add_scalar(f"metric/{name}", value, trainer.state.step)
+
+    def end(self, trainer: Trainer) -> None:
+        """Everything is written when it happens."""
+
+    def close(self) -> None:
+        for writer in (self._train, self._evaluation):
+            if writer is not None:
+                writer.close()
+
+    def _scalars(self, family: str, values: Mapping[str, float], step: int) -> None:
+        assert self._train is not None
+        for name, value in values.items():
+            self._train.add_scalar(f"{family}/{name}", value, step)
+
+    def _parameters(self, trainer: Trainer, step: int) -> None:
+        assert self._train is not None
+        for name, parameter in trainer.task.model.dense_named_parameters():
+            if "parameter" in self.summaries:
+                self._train.add_histogram(f"parameter/{name}", parameter.detach(), step)
+            if parameter.grad is None:
+                continue
+            if "gradient" in self.summaries:
+                self._train.add_histogram(f"gradient/{name}", parameter.grad, step)
+            if "gradient_norm" in self.summaries:
+                self._train.add_scalar(
+                    f"gradient_norm/{name}", torch.linalg.vector_norm(parameter.grad), step
+                )
+
+
+def check_summaries(names: Collection[str]) -> None:
+    """Refuse names that mean nothing."""
+    unknown = sorted(set(names) - set(SUMMARIES))
+    if unknown:
+        raise ConfigError(
+            Problem(
+                "train_config.tensorboard_summaries",
+                f"no summary '{name}'{nearest(name, SUMMARIES)} (known: {', '.join(SUMMARIES)})",
+            )
+            for name in unknown
+        )

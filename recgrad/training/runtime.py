@@ -1,0 +1,79 @@
+"""Settings of the process: threads, allocator, number formats, seeds.
+
+Commands call these at start-up; importing Recgrad changes nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import sys
+
+import numpy as np
+import torch
+
+M_TRIM_THRESHOLD = -1
+M_MMAP_MAX = -4
+KEEP_BYTES = 2**31 - 1
+
+
+def use_all_cores(num_threads: int | None = None) -> int:
+    """Give torch and numba the same number of threads, all cores of this process by default.
+
+    Their parallel regions never overlap, so together they use each core once.
+    """
+    import numba
+
+    threads = num_threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    numba.set_num_threads(min(threads, numba.get_num_threads()))
+    return threads
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc keep large freed blocks instead of handing them back to the kernel.
+
+    A training step frees and takes the same blocks each time; without this, blocks over
+    32 MB cost thousands of page faults a step. Returns whether it could be done.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+    except OSError:  # musl and others
+        return False
+    return bool(libc.mallopt(M_MMAP_MAX, 0)) and bool(libc.mallopt(M_TRIM_THRESHOLD, KEEP_BYTES))
+
+
+def allow_tf32(*, cudnn: bool, matmul: bool) -> None:
+    """Set the TF32 switches; they matter on GPUs alone."""
+    torch.backends.cudnn.allow_tf32 = cudnn
+    torch.backends.cuda.matmul.allow_tf32 = matmul
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the generators that models, dropout and custom components may draw from."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - user code may still draw from the global generator
+    torch.manual_seed(seed)
+
+
+def rng_state() -> dict[str, object]:
+    """The state of the generators that `seed_everything` seeds, as plain values."""
+    version, words, gauss = random.getstate()
+    name, keys, pos, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    return {
+        "torch": torch.get_rng_state(),
+        "python": [version, list(words), gauss],
+        "numpy": [name, np.asarray(keys), pos, has_gauss, cached],
+    }
+
+
+def set_rng_state(state: dict[str, object]) -> None:
+    """Restore what `rng_state` gave."""
+    torch.set_rng_state(torch.as_tensor(state["torch"]))
+    version, words, gauss = state["python"]  # type: ignore[misc]
+    random.setstate((version, tuple(words), gauss))  # type: ignore[has-type]
+    name, keys, pos, has_gauss, cached = state["numpy"]  # type: ignore[misc]
+    np.random.set_state((name, np.asarray(keys), pos, has_gauss, cached))  # type: ignore[has-type]  # noqa: NPY002

@@ -1,0 +1,42 @@
+"""What the loop changes besides weights: saved whole, restored whole."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class TrainState:
+    """Progress of a run.
+
+    Attributes:
+        step: finished updates.
+        epoch: finished passes over the data.
+        samples: rows trained on.
+        position: where the last consumed batch ended, as JSON; None at the start of an epoch.
+        skipped: updates that were left out because of a loss or gradient that is not finite.
+        best: the best value so far of each watched metric, and the step it was reached at.
+        stale_evaluations: evaluations since the early-stopping metric last improved.
+        stopped: why the run ended before its length, or "".
+        elapsed_secs: time spent training, over all resumed parts of the run.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+    position: str | None = None
+    skipped: int = 0
+    best: dict[str, dict[str, float]] = field(default_factory=dict)
+    stale_evaluations: int = 0
+    stopped: str = ""
+    elapsed_secs: float = 0.0
+
+    def to_tree(self) -> dict[str, Any]:
+        """As plain values for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> TrainState:
+        """Back from a checkpoint."""
+        return cls(**tree)

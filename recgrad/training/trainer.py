@@ -1,0 +1,234 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recgrad.data.batch import Batch
+from recgrad.data.loader import Loader, Position
+from recgrad.errors import RecgradError
+from recgrad.optim.updater import Updater
+from recgrad.training.hooks.base import Hook, StepReport
+from recgrad.training.signals import StopRequest
+from recgrad.training.state import TrainState
+from recgrad.training.task import Task
+
+REMEMBERED_NORMS = 5
+
+
+class NumericalError(RecgradError):
+    """A loss that is not a finite number."""
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """How long to train: a number of updates or of passes over the data; one is None."""
+
+    num_steps: int | None = None
+    num_epochs: int | None = None
+
+    def reached(self, state: TrainState) -> bool:
+        """Whether the run is complete."""
+        if self.num_steps is not None:
+            return state.step >= self.num_steps
+        return self.num_epochs is not None and state.epoch >= self.num_epochs
+
+
+class Trainer:
+    """Feeds batches to the task and updates its weights; hooks do the rest.
+
+    Everything it changes is in the task, the updater and `state`, all of which a checkpoint
+    holds, so a restored trainer goes on as if it had never stopped.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        loader: Loader,
+        updater: Updater,
+        length: RunLength,
+        hooks: Sequence[Hook] = (),
+        state: TrainState | None = None,
+        stop: StopRequest | None = None,
+        skip_non_finite: bool = False,
+        evaluate: Callable[[Trainer], Mapping[str, float]] | None = None,
+        save: Callable[[Trainer], None] | None = None,
+    ) -> None:
+        self.task = task
+        self.loader = loader
+        self.updater = updater
+        self.length = length
+        self.hooks = tuple(hooks)
+        self.state = state or TrainState()
+        self.stop = stop or StopRequest()
+        self.skip_non_finite = skip_non_finite
+        self._evaluate = evaluate
+        self._save = save
+        self._recent_norms: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_NORMS)
+        self._pending = _Pending()
+
+    def run(self) -> TrainState:
+        """Train until the length is reached, a hook ends the run, or a signal asks to stop."""
+        try:
+            self._call("on_start")
+            while not self.finished:
+                self._run_epoch()
+            self._call("on_end")
+        finally:
+            for hook in self.hooks:
+                hook.close(self)
+        return self.state
+
+    @property
+    def finished(self) -> bool:
+        """Whether no further step is to be made."""
+        return bool(self.state.stopped) or self.stop.signal is not None or self.length.reached(self.state)
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Evaluate with averaged weights where there are some; schedules and hooks see the result."""
+        if self._evaluate is None:
+            return {}
+        metrics = self._evaluate(self)
+        self.updater.observe(metrics)
+        self._call("after_evaluation", metrics)
+        return metrics
+
+    def save(self) -> None:
+        """Hand a checkpoint of this moment to the writer."""
+        if self._save is not None:
+            self._save(self)
+            self._call("after_save")
+
+    def end(self, reason: str) -> None:
+        """Finish after the current step; hooks call it."""
+        self.state.stopped = self.state.stopped or reason
+
+    def _run_epoch(self) -> None:
+        position = None if self.state.position is None else Position.from_json(self.state.position)
+        self.updater.start_epoch(self.state.epoch)
+        self.task.train()
+        for batch in self._timed(self.loader.epoch(self.state.epoch, position)):
+            if self._train_batch(batch):
+                self.state.position = self.loader.position.to_json()
+                self._call("after_step", self._report())
+                self.task.train()
+            if self.finished:
+                return
+        if self.updater.flush():
+            self._finish_update()
+            self._call("after_step", self._report())
+        self.state.position = None
+        self.state.epoch += 1
+        self._call("after_epoch")
+
+    def _train_batch(self, batch: Batch) -> bool:
+        """One micro-batch; True when it completed an update."""
+        with self.updater.autocast():
+            outputs = self.task(batch)
+            losses = self.task.losses(outputs, batch)
+        values = {name: float(loss.detach()) for name, loss in losses.items()}
+        if not all(map(_is_finite, values.values())):
+            self._meet_non_finite(batch, values)
+            return False
+        self.updater.backward(losses["total"])
+        self.task.update_train_metrics(outputs, batch)
+        self._pending.add(batch.size, values)
+        result = self.updater.step()
+        if result.grad_norm is not None:
+            self._recent_norms.append((self.state.step + 1, float(result.grad_norm)))
+        self._pending.grad_norm = result.grad_norm
+        self._pending.rates = result.rates
+        if result.skipped:
+            self.state.skipped += 1
+        if result.updated:
+            self._finish_update()
+        return result.updated
+
+    def _finish_update(self) -> None:
+        self.state.step += 1
+        self.state.samples += self._pending.samples
+
+    def _meet_non_finite(self, batch: Batch, values: Mapping[str, float]) -> None:
+        if self.skip_non_finite:
+            self.state.skipped += 1
+            return
+        terms = ", ".join(f"{name} {value:g}" for name, value in values.items())
+        norms = ", ".join(f"{norm:.4g} at step {step}" for step, norm in self._recent_norms) or "none yet"
+        raise NumericalError(
+            f"step {self.state.step + 1}: the loss is not finite ({terms}); rows {_describe_origin(batch)}; "
+            f"gradient norms before: {norms}. The last checkpoint is intact; lower the learning rate, "
+            "clip gradients (train_config.grad_clipping), or leave such batches out (train_config.on_nan: SKIP)"
+        )
+
+    def _report(self) -> StepReport:
+        report = self._pending.report(self.state.step)
+        self.state.elapsed_secs += report.step_secs
+        self._pending = _Pending()
+        return report
+
+    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches, noting how long each was waited for."""
+        while True:
+            before = time.perf_counter()
+            batch = next(batches, None)
+            self._pending.data_wait_secs += time.perf_counter() - before
+            if batch is None:
+                return
+            yield batch
+
+    def _call(self, moment: str, *arguments: Any) -> None:
+        for hook in self.hooks:
+            getattr(hook, moment)(self, *arguments)
+
+
+class _Pending:
+    """What is known of the update under way, over its micro-batches."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.samples = 0
+        self.micro_batches = 0
+        self.data_wait_secs = 0.0
+        self.losses: dict[str, float] = {}
+        self.rates: Mapping[str, float] = {}
+        self.grad_norm: float | Tensor | None = None
+
+    def add(self, samples: int, losses: Mapping[str, float]) -> None:
+        self.samples += samples
+        self.micro_batches += 1
+        for name, value in losses.items():
+            self.losses[name] = self.losses.get(name, 0.0) + value
+
+    def report(self, step: int) -> StepReport:
+        return StepReport(
+            step=step,
+            losses={name: value / max(self.micro_batches, 1) for name, value in self.losses.items()},
+            rates=dict(self.rates),
+            grad_norm=None if self.grad_norm is None else float(self.grad_norm),
+            samples=self.samples,
+            data_wait_secs=self.data_wait_secs,
+            step_secs=time.perf_counter() - self.started,
+        )
+
+
+def _is_finite(value: float) -> bool:
+    return value - value == 0.0
+
+
+def _describe_origin(batch: Batch) -> str:
+    """The files and row ranges of a batch, for an error message."""
+    if batch.origin is None:
+        return "of an unknown file"
+    parts = []
+    for index in torch.unique(batch.origin.file_index).tolist():
+        rows = batch.origin.row[batch.origin.file_index == index]
+        parts.append(f"{int(rows.min())}–{int(rows.max())} of {batch.origin.files[index]}")
+    return "; ".join(parts)
