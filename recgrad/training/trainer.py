@@ -165,7 +165,7 @@ class Trainer:
         raise NumericalError(
             f"step {self.state.step + 1}: the loss is not finite ({terms}); rows {_describe_origin(batch)}; "
             f"gradient norms before: {norms}. The last checkpoint is intact; lower the learning rate, "
-            "clip gradients (train_config.grad_clipping), or leave such batches out (train_config.on_nan: SKIP)"
+            "clip gradients (train_config.grad_clipping), or skip such batches (train_config.on_nan: SKIP)"
         )
 
     def _report(self) -> StepReport:

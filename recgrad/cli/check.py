@@ -1,0 +1,53 @@
+"""`recgrad check`: every problem of a config at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from recgrad.cli.command import COMMANDS, Command
+from recgrad.cli.run_flags import add_config_arguments, config_path
+
+
+@COMMANDS.register("check")
+class Check(Command):
+    """Check a config without training: every problem at once, one line each.
+
+    Exit code 2 when there are problems, 0 otherwise. Hints are advice and do not fail.
+    With --data, columns, types and a sample of the rows are checked as well.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_config_arguments(parser)
+        parser.add_argument("--data", action="store_true", help="look into the input files, too")
+        parser.add_argument("--train-input-path", metavar="PATH", help="instead of the config's")
+        parser.add_argument("--eval-input-path", metavar="PATH", help="instead of the config's")
+        parser.add_argument(
+            "--sample-rows",
+            type=int,
+            default=10_000,
+            metavar="N",
+            help="rows to look at (default: %(default)s)",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        path = config_path(args, "check")
+        from recgrad.training.preflight import check_everything
+
+        report = check_everything(
+            path,
+            edit_config_json=args.edit_config_json,
+            train_input_path=args.train_input_path,
+            eval_input_path=args.eval_input_path,
+            sample_rows=args.sample_rows if args.data else 0,
+        )
+        for hint in report.hints:
+            print(f"hint: {hint}")
+        for problem in report.problems:
+            print(problem, file=sys.stderr)
+        if report.problems:
+            count = len(report.problems)
+            print(f"{count} problem{'s' if count > 1 else ''} in {path}", file=sys.stderr)
+            return 2
+        print(f"{path}: no problems found")
+        return 0

@@ -1,0 +1,42 @@
+"""`recgrad eval`: the metrics of a checkpoint on some data."""
+
+from __future__ import annotations
+
+import argparse
+
+from recgrad.cli.command import COMMANDS, Command
+from recgrad.cli.run_flags import add_config_arguments, config_path
+
+
+@COMMANDS.register("eval")
+class Eval(Command):
+    """Evaluate a checkpoint: the newest of the model dir, or any other, on any data."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_config_arguments(parser)
+        parser.add_argument("--checkpoint-path", metavar="PATH", help="a checkpoint or a model dir")
+        parser.add_argument("--eval-input-path", metavar="PATH", help="instead of the config's")
+        parser.add_argument("--eval-result-filename", metavar="FILE", help="also write the metrics as JSON")
+        parser.add_argument("--num-threads", type=int, metavar="N", help="(default: all cores)")
+
+    def run(self, args: argparse.Namespace) -> int:
+        path = config_path(args, "eval")
+        import json
+        from pathlib import Path
+
+        from recgrad.training.run import evaluate
+        from recgrad.training.runtime import keep_freed_memory, use_all_cores
+
+        keep_freed_memory()
+        use_all_cores(args.num_threads)
+        metrics = evaluate(
+            path,
+            checkpoint_path=args.checkpoint_path,
+            eval_input_path=args.eval_input_path,
+            edit_config_json=args.edit_config_json,
+        )
+        for name in sorted(metrics):
+            print(f"{name}: {metrics[name]:.6f}")
+        if args.eval_result_filename:
+            Path(args.eval_result_filename).write_text(json.dumps(metrics, sort_keys=True) + "\n")
+        return 0

@@ -1,0 +1,143 @@
+"""`recgrad list`: what a config can name, read from the registries and the schema."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from recgrad.cli.command import COMMANDS, Command
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor
+
+KINDS = {
+    "optimizers": ("dense_optimizer", "sparse_optimizer"),
+    "schedules": ("schedule",),
+    "losses": ("loss",),
+    "metrics": ("metric", "train_metric"),
+    "models": ("model",),
+    "features": ("feature",),
+    "readers": ("reader",),
+    "samplers": ("sampler",),
+    "encoders": ("sequence_encoder",),
+}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One thing that a config can name."""
+
+    name: str
+    kind: str
+    summary: str
+    paper: str
+    parameters: tuple[str, ...]
+
+
+@COMMANDS.register("list")
+class List(Command):
+    """List what a config can name: optimizers, schedules, losses, metrics, models, features …
+
+    With a name after the kind, shows that one with all its parameters.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("kind", choices=sorted(KINDS), metavar="KIND", help=", ".join(sorted(KINDS)))
+        parser.add_argument("name", nargs="?", help="show one of them in full")
+
+    def run(self, args: argparse.Namespace) -> int:
+        from rich.console import Console
+        from rich.table import Table
+
+        entries = [entry for kind in KINDS[args.kind] for entry in list_kind(kind)]
+        if args.name is not None:
+            from recgrad.errors import RecgradError, nearest
+
+            known = [entry.name for entry in entries]
+            entries = [entry for entry in entries if entry.name == args.name]
+            if not entries:
+                raise RecgradError(f"recgrad list {args.kind}: no '{args.name}'{nearest(args.name, known)}")
+        table = Table(title=f"{args.kind} ({len(entries)})", title_justify="left", show_lines=True)
+        for column in ("name", "kind", "what it does", "parameters (defaults)", "paper"):
+            table.add_column(column, overflow="fold")
+        for entry in entries:
+            kind = entry.kind.partition("_")[0] if len(KINDS[args.kind]) > 1 else entry.kind
+            table.add_row(entry.name, kind, entry.summary, ", ".join(entry.parameters), entry.paper)
+        Console().print(table)
+        return 0
+
+
+def list_kind(kind: str) -> Iterator[Listed]:
+    """The registered components of one kind, with the parameters that the schema gives them."""
+    from recgrad.training.capabilities import REGISTRIES
+
+    messages = _schema_messages(kind)
+    for name, component in REGISTRIES[kind].items():
+        text = (getattr(component, "__doc__", None) or "").strip()
+        yield Listed(
+            name=name,
+            kind=kind,
+            summary=text.partition("\n")[0],
+            paper=_paper(text),
+            parameters=tuple(_parameters(messages.get(name))),
+        )
+
+
+def _schema_messages(kind: str) -> dict[str, Any]:
+    """The message of each config name of a kind: the members of the oneof that chooses it."""
+    from recgrad.config.proto import (
+        data_pb2,
+        feature_pb2,
+        loss_pb2,
+        metric_pb2,
+        model_pb2,
+        optimizer_pb2,
+        seq_encoder_pb2,
+    )
+
+    oneofs: dict[str, tuple[Any, str]] = {
+        "dense_optimizer": (optimizer_pb2.DenseOptimizer, "optimizer"),
+        "sparse_optimizer": (optimizer_pb2.SparseOptimizer, "optimizer"),
+        "schedule": (optimizer_pb2.DenseOptimizer, "learning_rate"),
+        "loss": (loss_pb2.LossConfig, "loss"),
+        "metric": (metric_pb2.MetricConfig, "metric"),
+        "train_metric": (metric_pb2.TrainMetricConfig, "metric"),
+        "model": (model_pb2.ModelConfig, "model"),
+        "feature": (feature_pb2.FeatureConfig, "feature"),
+        "sampler": (data_pb2.DataConfig, "sampler"),
+        "sequence_encoder": (seq_encoder_pb2.SeqEncoderConfig, "seq_module"),
+    }
+    if kind not in oneofs:
+        return {}
+    message, oneof = oneofs[kind]
+    members = message.DESCRIPTOR.oneofs_by_name[oneof].fields
+    return {field.name: field.message_type for field in members}
+
+
+def _parameters(message: Descriptor | None) -> Iterator[str]:
+    for field in message.fields if message is not None else ():
+        if field.has_default_value:
+            default = field.default_value
+            if field.enum_type is not None:
+                default = field.enum_type.values_by_number[default].name
+            yield f"{field.name}={_short(default)}"
+        else:
+            yield field.name
+
+
+def _short(value: Any) -> str:
+    from recgrad.config.messages import shortest_float
+
+    if isinstance(value, float):
+        return f"{shortest_float(value):g}"
+    return repr(value) if isinstance(value, str) and not value.isidentifier() else str(value)
+
+
+def _paper(text: str) -> str:
+    """The line of a docstring that begins with `Paper:`."""
+    for line in text.splitlines():
+        if line.strip().lower().startswith("paper:"):
+            return line.strip()[len("paper:") :].strip()
+    return ""

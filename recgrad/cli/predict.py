@@ -1,0 +1,43 @@
+"""`recgrad predict`: predictions of a checkpoint for files of rows."""
+
+from __future__ import annotations
+
+import argparse
+
+from recgrad.cli.command import COMMANDS, Command
+from recgrad.cli.run_flags import add_config_arguments, config_path
+
+
+@COMMANDS.register("predict")
+class Predict(Command):
+    """Write predictions for rows, in their order: a probability a task and the columns asked for."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_config_arguments(parser)
+        parser.add_argument("--predict-input-path", metavar="PATH", required=True, help="rows to predict")
+        parser.add_argument(
+            "--predict-output-path", metavar="FILE", required=True, help="a .parquet or .csv file to write"
+        )
+        parser.add_argument("--checkpoint-path", metavar="PATH", help="a checkpoint or a model dir")
+        parser.add_argument(
+            "--reserved-columns", metavar="A,B", default="", help="input columns to carry along"
+        )
+        parser.add_argument("--num-threads", type=int, metavar="N", help="(default: all cores)")
+
+    def run(self, args: argparse.Namespace) -> int:
+        path = config_path(args, "predict")
+        from recgrad.export.predict import predict
+        from recgrad.training.runtime import keep_freed_memory, use_all_cores
+
+        keep_freed_memory()
+        use_all_cores(args.num_threads)
+        rows = predict(
+            path,
+            input_path=args.predict_input_path,
+            output_path=args.predict_output_path,
+            checkpoint_path=args.checkpoint_path,
+            carry_columns=[name for name in args.reserved_columns.split(",") if name],
+            edit_config_json=args.edit_config_json,
+        )
+        print(f"wrote {rows:,} predictions to {args.predict_output_path}")
+        return 0

@@ -1,0 +1,37 @@
+"""Evaluation: every metric of every task over one pass of a loader."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+
+import torch
+
+from recgrad.data.batch import Batch
+from recgrad.data.loader import Loader
+from recgrad.training.task import Task
+
+
+def evaluate(task: Task, loader: Loader, *, num_steps: int = 0, log_every_steps: int = 0) -> dict[str, float]:
+    """The metrics by name over at most `num_steps` batches (0: all of them).
+
+    The task comes back in the mode it was in; its training metrics and generators are untouched.
+    """
+    was_training = task.training
+    task.eval()
+    task.reset_metrics()
+    try:
+        with torch.inference_mode():
+            for number, batch in enumerate(_limited(loader, num_steps), 1):
+                task.update_metrics(task(batch), batch)
+                if log_every_steps and number % log_every_steps == 0:
+                    print(f"evaluated {number} batches", file=sys.stderr, flush=True)
+        return task.compute_metrics()
+    finally:
+        task.train(was_training)
+
+
+def _limited(loader: Loader, num_steps: int) -> Iterator[Batch]:
+    batches = loader.epoch(0)
+    return islice(batches, num_steps) if num_steps else batches

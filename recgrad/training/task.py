@@ -1,0 +1,173 @@
+"""A model with its losses and metrics: what the trainer trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recgrad.config.messages import chosen
+from recgrad.config.proto.loss_pb2 import LossConfig
+from recgrad.data.batch import Batch
+from recgrad.errors import ConfigError
+from recgrad.losses import Loss, build_loss
+from recgrad.losses.weighting import TaskWeighting
+from recgrad.metrics import build_metric, build_train_metric
+from recgrad.models.base import Model
+from recgrad.models.tasks import TaskSpec
+
+Outputs = Mapping[str, Tensor]
+
+
+class Task(nn.Module):
+    """A model with the losses and metrics of all its heads."""
+
+    def __init__(self, model: Model, *, sample_weight_fields: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.model = model
+        self.heads = nn.ModuleList(Head(spec, sample_weight_fields) for spec in model.tasks)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The model's outputs."""
+        outputs: dict[str, Tensor] = self.model(batch)
+        return outputs
+
+    def losses(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        """Each term by name, and their sum as "total"."""
+        terms = {name: loss for head in self._heads() for name, loss in head.losses(outputs, batch)}
+        terms.update(self.model.regularization())
+        terms["total"] = torch.stack([loss.reshape(()) for loss in terms.values()]).sum()
+        return terms
+
+    def predictions(self, outputs: Outputs) -> dict[str, Tensor]:
+        """What users see: `probs` (or `y` for regression), with the task's name behind it."""
+        return {name: values for head in self._heads() for name, values in head.predictions(outputs)}
+
+    def update_metrics(self, outputs: Outputs, batch: Batch) -> None:
+        """Add a batch to the metrics of evaluation."""
+        for head in self._heads():
+            head.update(head.metrics, outputs, batch)
+
+    def compute_metrics(self) -> dict[str, float]:
+        """The metrics of evaluation by name."""
+        return _values((name, metric) for head in self._heads() for name, metric in head.metrics.items())
+
+    def reset_metrics(self) -> None:
+        """Forget what the metrics of evaluation have seen."""
+        for head in self._heads():
+            for metric in head.metrics.values():
+                metric.reset()
+
+    def update_train_metrics(self, outputs: Outputs, batch: Batch) -> None:
+        """Add a batch to the decayed metrics of training."""
+        with torch.no_grad():
+            for head in self._heads():
+                head.update(head.train_metrics, outputs, batch)
+
+    def train_metrics(self) -> dict[str, float]:
+        """The decayed metrics of training by name."""
+        return _values((name, metric) for head in self._heads() for name, metric in head.train_metrics.items())
+
+    def train_metrics_state(self) -> dict[str, Any]:
+        """What the training metrics remember, for a checkpoint."""
+        return {name: m.state_dict() for head in self._heads() for name, m in head.train_metrics.items()}
+
+    def load_train_metrics_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `train_metrics_state` gave."""
+        for head in self._heads():
+            for name, metric in head.train_metrics.items():
+                metric.load_state_dict(state[name])
+
+    def _heads(self) -> Iterator[Head]:
+        for head in self.heads:
+            assert isinstance(head, Head)
+            yield head
+
+
+class Head(nn.Module):
+    """The losses and metrics of one of the model's tasks."""
+
+    def __init__(self, spec: TaskSpec, sample_weight_fields: Sequence[str]) -> None:
+        super().__init__()
+        self.spec = spec
+        self.weighting = TaskWeighting(
+            weight=spec.weight,
+            sample_weight_name=spec.sample_weight_name or _only_field(spec, sample_weight_fields),
+            task_space_indicator_label=spec.task_space_indicator_label,
+            in_task_space_weight=spec.in_task_space_weight,
+            out_task_space_weight=spec.out_task_space_weight,
+            pareto_min_loss_weight=spec.pareto_min_loss_weight,
+        )
+        self.loss_terms = nn.ModuleList(build_loss(config) for config in spec.losses)
+        self._sessions = [_session_name(config) for config in spec.losses]
+        self.metrics = _named(spec, [build_metric(m, num_class=spec.num_class) for m in spec.metrics])
+        self.train_metrics = _named(
+            spec, [build_train_metric(m, num_class=spec.num_class) for m in spec.train_metrics]
+        )
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Iterator[tuple[str, Tensor]]:
+        """The loss terms of this head, by name, weighted."""
+        labels = self.labels(batch)
+        weights = self.weighting.rows(batch.labels, batch.sample_weights)
+        for loss, session_name in zip(self.loss_terms, self._sessions, strict=True):
+            session = None if session_name is None else batch.keys[session_name]
+            value = loss(outputs[self.spec.logits], labels, weights=weights, session=session)
+            yield f"{loss.config_name}{self.spec.suffix}", value * self.weighting.weight
+
+    def predictions(self, outputs: Outputs) -> Iterator[tuple[str, Tensor]]:
+        """The prediction by the name that users see."""
+        loss = self.loss_terms[0]
+        assert isinstance(loss, Loss)
+        name = "y" if loss.config_name == "l2_loss" else "probs"
+        yield f"{name}{self.spec.suffix}", loss.predict(outputs[self.spec.logits])
+
+    def labels(self, batch: Batch) -> Tensor:
+        """The label of each row; the first column is the true item of retrieval models."""
+        if self.spec.retrieval:
+            return torch.zeros(batch.size, dtype=torch.int64)
+        return batch.labels[self.spec.label_name]
+
+    def update(self, metrics: Mapping[str, Any], outputs: Outputs, batch: Batch) -> None:
+        """Add a batch to some of this head's metrics."""
+        if not metrics:
+            return
+        (_, scores), *_ = self.predictions(outputs)
+        scores, labels = scores.detach(), self.labels(batch)
+        for metric in metrics.values():
+            if metric.needs_key:
+                metric.update(scores, labels, batch.keys[metric.grouping_key])
+            else:
+                metric.update(scores, labels)
+
+
+def _only_field(spec: TaskSpec, fields: Sequence[str]) -> str | None:
+    """A model of one task takes the one sample-weight field that the data has."""
+    return fields[0] if len(fields) == 1 and not spec.name else None
+
+
+def _session_name(config: LossConfig) -> str | None:
+    choice = chosen(config, "loss")
+    return getattr(choice[1], "session_name", None) if choice else None
+
+
+def _named(spec: TaskSpec, metrics: Sequence[Any]) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for metric in metrics:
+        name = f"{metric.display_name}{spec.suffix}"
+        if name in named:
+            raise ConfigError(f"model_config: metric '{name}' is configured twice; keep one")
+        named[name] = metric
+    return named
+
+
+def _values(metrics: Iterator[tuple[str, Any]]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for name, metric in metrics:
+        value = metric.compute()
+        if isinstance(value, Mapping):
+            values.update({f"{part}_{name}" if part != name else name: float(v) for part, v in value.items()})
+        else:
+            values[name] = float(value)
+    return values
