@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from recgrad.errors import DataError
 from recgrad.losses.weighting import normalize_weights
 
-
 _HALF = (torch.float16, torch.bfloat16)
 
 

@@ -1,0 +1,157 @@
+"""Metrics by config name, on torchmetrics' base class so that they work in anyone's loop.
+
+`build_metric(config)` makes an evaluation metric, `build_train_metric(config)` a decayed
+one for the training log; `METRICS` and `TRAIN_METRICS` list them. The classes are
+importable from here: `from recgrad.metrics import AUC, GroupedAUC`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from recgrad.config.messages import chosen, to_kwargs
+from recgrad.errors import ConfigError
+from recgrad.registry import Registry, import_object
+
+if TYPE_CHECKING:
+    from recgrad.config.proto.metric_pb2 import MetricConfig, TrainMetricConfig
+    from recgrad.metrics.base import Metric
+
+METRICS: Registry[type[Metric]] = Registry("metric", "recgrad.metrics")
+TRAIN_METRICS: Registry[type[Metric]] = Registry("train metric", "recgrad.metrics")
+
+_HOMES = {
+    "AUC": "auc",
+    "Accuracy": "accuracy",
+    "Calibration": "calibration",
+    "Comparison": "comparison",
+    "DecayAUC": "decay_auc",
+    "Decayed": "decay",
+    "GroupedAUC": "grouped_auc",
+    "GroupedXAUC": "grouped_xauc",
+    "HitRateAtK": "hit_rate_at_k",
+    "LogLoss": "log_loss",
+    "MRR": "mrr",
+    "MeanAbsoluteError": "mean_absolute_error",
+    "MeanSquaredError": "mean_squared_error",
+    "MulticlassAUC": "multiclass_auc",
+    "NDCGAtK": "ndcg_at_k",
+    "NormalizedEntropy": "normalized_entropy",
+    "RecallAtK": "recall_at_k",
+    "UndefinedMetricWarning": "base",
+    "XAUC": "xauc",
+    "compare": "comparison",
+}
+
+__all__ = ["METRICS", "TRAIN_METRICS", "build_metric", "build_train_metric", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def build_metric(config: MetricConfig, *, num_class: int = 1) -> Metric:
+    """The metric that a MetricConfig names; `.config_name` is the name.
+
+    Args:
+        config: the message.
+        num_class: classes of the task; 1 and 2 are both binary.
+    """
+    name, message = _choice(config, "metrics")
+    if name == "custom_metric":
+        return _custom(message)
+    _check_classes(name, message, num_class)
+    return _build(METRICS[name], name, to_kwargs(message), num_class)
+
+
+def build_train_metric(config: TrainMetricConfig, *, num_class: int = 1) -> Metric:
+    """The decayed metric that a TrainMetricConfig names; `.config_name` is the name."""
+    from recgrad.metrics.decay import Decayed
+    from recgrad.metrics.decay_auc import DecayAUC
+
+    name, message = _choice(config, "train_metrics")
+    _check_classes(name, message, num_class)
+    decay = {key: value for key, value in to_kwargs(config).items() if key in ("decay_rate", "decay_step")}
+    kwargs = to_kwargs(message)
+    if name == "auc":
+        if kwargs.pop("exact"):
+            raise ConfigError(
+                "train_metrics.auc: exact is for evaluation, where all rows are kept; remove it"
+            )
+        return _build(DecayAUC, name, kwargs | decay, num_class)
+    if kwargs.get("grouping_key"):
+        raise ConfigError(f"train_metrics.{name}: grouping_key is for evaluation, where all rows are kept")
+    try:
+        metric = Decayed(_build(TRAIN_METRICS[name], name, kwargs, num_class), **decay)
+    except ValueError as error:
+        raise ConfigError(f"train_metrics.{name}: {error}") from error
+    metric.config_name = name
+    return metric
+
+
+def _choice(config: MetricConfig | TrainMetricConfig, where: str) -> tuple[str, Any]:
+    choice = chosen(config, "metric")
+    if choice is None:
+        raise ConfigError(f"{where}: no metric is set; name one, such as auc {{}}")
+    name, message = choice
+    return name, message
+
+
+def _check_classes(name: str, message: Any, num_class: int) -> None:
+    """Refuse what has no meaning for the task's number of classes."""
+    if num_class > 2 and name in _BINARY:
+        raise ConfigError(f"metrics.{name}: is for binary tasks, got num_class {num_class}{_BINARY[name]}")
+    if num_class < 2 and name == "multiclass_auc":
+        raise ConfigError("metrics.multiclass_auc: num_class must be at least 2, got 1; use auc")
+    if name == "accuracy" and num_class > 2 and message.HasField("threshold"):
+        raise ConfigError(
+            f"metrics.accuracy: threshold is for binary tasks, got num_class {num_class}; use top_k"
+        )
+    if name == "accuracy" and num_class < 2 and message.top_k != 1:
+        raise ConfigError("metrics.accuracy: top_k is for more than one class, got num_class 1; remove it")
+
+
+_BINARY = {
+    "auc": "; use multiclass_auc",
+    "grouped_auc": "",
+    "normalized_entropy": "",
+    "log_loss": "",
+    "calibration": "",
+}
+
+
+def _build(cls: type[Metric], name: str, kwargs: dict[str, Any], num_class: int) -> Metric:
+    if "num_class" in inspect.signature(cls).parameters:
+        kwargs = kwargs | {"num_class": num_class}
+    try:
+        metric = cls(**kwargs)
+    except ValueError as error:
+        raise ConfigError(f"metrics.{name}: {error}") from error
+    metric.config_name = name
+    return metric
+
+
+def _custom(message: Any) -> Metric:
+    import torchmetrics
+
+    kwargs = to_kwargs(message)
+    cls = import_object(kwargs["class_path"])
+    if not (isinstance(cls, type) and issubclass(cls, torchmetrics.Metric)):
+        raise ConfigError(f"custom_metric: {kwargs['class_path']} is not a subclass of torchmetrics.Metric")
+    try:
+        metric: Any = cls(**kwargs.get("params", {}))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"metrics.custom_metric {kwargs['class_path']}: {error}") from error
+    metric.config_name = "custom_metric"
+    if not hasattr(metric, "needs_key"):
+        metric.needs_key = False
+    if metric.needs_key and not getattr(metric, "grouping_key", None):
+        raise ConfigError(
+            f"metrics.custom_metric {kwargs['class_path']}: needs a key but has no grouping_key; "
+            "set the attribute to the name of the field"
+        )
+    return metric  # type: ignore[no-any-return]

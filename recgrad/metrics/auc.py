@@ -1,0 +1,82 @@
+"""Area under the ROC curve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recgrad.errors import RecgradError
+from recgrad.metrics import METRICS
+from recgrad.metrics.base import Metric, Value, binary_of, probabilities_of, scores_of
+from recgrad.metrics.pairs import binned_auc, exact_auc
+
+LOGIT_RANGE = 20.0
+BINS_PER_THRESHOLD = 64
+
+
+@METRICS.register("auc")
+class AUC(Metric):
+    """P(score of a random positive > score of a random negative); ties count ½.
+
+    By default scores are probabilities, counted in 64·thresholds bins of equal width in
+    logit space (200 thresholds: 12,800 bins 0.003 wide over logits ±20, 200 kB), and a
+    pair in one bin counts ½. Bins equal in probability would put all scores of a model of
+    rare clicks in a few of them; these stay within 10⁻³ of the exact value, and mostly 10⁻⁵.
+
+    With `exact`, scores may be any numbers and every row is kept: 9 bytes a row, and about
+    40 while computing. nan without both classes.
+
+    Args:
+        thresholds: the resolution of the bins.
+        exact: keep all rows.
+    """
+
+    counts: Tensor
+
+    def __init__(self, *, thresholds: int = 200, exact: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if thresholds < 1:
+            raise ValueError(f"thresholds must be at least 1, got {thresholds}")
+        self.thresholds, self.exact = thresholds, exact
+        if exact:
+            self.add_rows("scores", torch.float64)
+            self.add_rows("labels", torch.uint8)
+        else:
+            self.add_sum("counts", (2, thresholds * BINS_PER_THRESHOLD), torch.int64)
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Take in scores [rows] and labels 0/1 [rows]."""
+        if self.exact:
+            preds = scores_of(preds, self.name)
+            self.keep(scores=preds, labels=binary_of(target, len(preds), self.name))
+        else:
+            self.counts = self.counts + bin_counts(preds, target, self.counts.shape[1], self.name)
+
+    def compute(self) -> Value:
+        """The AUC of all rows so far."""
+        if self.exact:
+            value = exact_auc(self.column("scores"), self.column("labels") != 0)
+        else:
+            negatives, positives = self.counts.cpu().numpy().astype(np.float64)
+            value = binned_auc(negatives, positives)
+        return self.scalar(value) if value == value else self.undefined(one_class_reason())
+
+
+def one_class_reason() -> str:
+    """Why an AUC is undefined."""
+    return "the rows are all of one class, or there are none"
+
+
+def bin_counts(preds: Tensor, target: Tensor, bins: int, name: str) -> Tensor:
+    """Rows by label and by bin of the logit of their score, int64 [2, bins]."""
+    try:
+        preds = probabilities_of(preds, name)
+    except RecgradError as error:
+        raise type(error)(f"{error}; set exact to rank by scores of any scale") from error
+    labels = binary_of(target, len(preds), name)
+    place = torch.logit(preds.float()).add_(LOGIT_RANGE).mul_(bins / (2 * LOGIT_RANGE))
+    place = place.clamp_(0, bins - 1).long() + bins * labels.long()
+    return torch.bincount(place, minlength=2 * bins).reshape(2, bins)

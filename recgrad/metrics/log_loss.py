@@ -1,0 +1,48 @@
+"""Mean cross entropy of predicted probabilities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recgrad.metrics import METRICS, TRAIN_METRICS
+from recgrad.metrics.base import Metric, Value, check_soft_labels, probabilities_of, target_of
+
+
+@TRAIN_METRICS.register("log_loss")
+@METRICS.register("log_loss")
+class LogLoss(Metric):
+    """Mean of −y·log p − (1−y)·log(1−p), p held in [eps, 1−eps]; natural logarithms.
+
+    Labels may lie anywhere in [0, 1]. nan without rows.
+    """
+
+    total: Tensor
+    rows: Tensor
+
+    def __init__(self, *, eps: float = 1e-7, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not 0 < eps < 0.5:
+            raise ValueError(f"eps must be in (0, 0.5), got {eps}")
+        self.eps = eps
+        self.add_sum("total")
+        self.add_sum("rows", dtype=torch.int64)
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Take in probabilities [rows] and labels [rows]."""
+        preds = probabilities_of(preds, self.name)
+        labels = check_soft_labels(target_of(target, len(preds), self.name), self.name)
+        self.total = self.total + cross_entropy(preds, labels, self.eps).sum()
+        self.rows = self.rows + len(preds)
+
+    def compute(self) -> Value:
+        """The log loss of all rows so far."""
+        return self.total / self.rows if self.rows else self.undefined("there are no rows")
+
+
+def cross_entropy(preds: Tensor, labels: Tensor, eps: float) -> Tensor:
+    """−y·log p − (1−y)·log(1−p) in float64, p held in [eps, 1−eps]."""
+    p, y = preds.double().clamp(eps, 1 - eps), labels.double()
+    return -(y * p.log() + (1 - y) * torch.log1p(-p))
