@@ -149,6 +149,29 @@ class Field(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class PositiveLabels(message.Message):
+    """Ours: texts of a label column that count as 1; every other text counts as 0."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    LABEL_FIELD_FIELD_NUMBER: builtins.int
+    VALUES_FIELD_NUMBER: builtins.int
+    label_field: builtins.str
+    @builtins.property
+    def values(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        label_field: builtins.str | None = ...,
+        values: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["label_field", b"label_field"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["label_field", b"label_field", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class DataConfig(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
@@ -201,6 +224,7 @@ class DataConfig(message.Message):
     IN_ORDER_FIELD_NUMBER: builtins.int
     ON_BAD_ROW_FIELD_NUMBER: builtins.int
     MAX_BAD_ROW_RATIO_FIELD_NUMBER: builtins.int
+    POSITIVE_LABELS_FIELD_NUMBER: builtins.int
     batch_size: builtins.int
     dataset_type: DatasetType.ValueType
     fg_encoded: builtins.bool
@@ -243,6 +267,8 @@ class DataConfig(message.Message):
     def input_fields(self) -> containers.RepeatedCompositeFieldContainer[Field]: ...
     @builtins.property
     def sample_weight_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @builtins.property
+    def positive_labels(self) -> containers.RepeatedCompositeFieldContainer[PositiveLabels]: ...
     def __init__(
         self,
         *,
@@ -280,10 +306,11 @@ class DataConfig(message.Message):
         in_order: builtins.bool | None = ...,
         on_bad_row: DataConfig.OnBadRow.ValueType | None = ...,
         max_bad_row_ratio: builtins.float | None = ...,
+        positive_labels: abc.Iterable[PositiveLabels] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "in_order", b"in_order", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "in_order", b"in_order", "input_fields", b"input_fields", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "label_fields", b"label_fields", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sample_weight_fields", b"sample_weight_fields", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "in_order", b"in_order", "input_fields", b"input_fields", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "label_fields", b"label_fields", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "positive_labels", b"positive_labels", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sample_weight_fields", b"sample_weight_fields", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_sampler: _TypeAlias = typing.Literal["negative_sampler", "negative_sampler_v2", "hard_negative_sampler", "hard_negative_sampler_v2", "tdm_sampler"]  # noqa: Y015
     _WhichOneofArgType_sampler: _TypeAlias = typing.Literal["sampler", b"sampler"]  # noqa: Y015
