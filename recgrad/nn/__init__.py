@@ -1,0 +1,1 @@
+"""Blocks that models share, each a formula or a small module."""

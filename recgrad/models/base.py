@@ -1,0 +1,191 @@
+"""The base class of models, also of one's own.
+
+```
+Batch ─▶ engine ─▶ groups.gather ─▶ ╔ groups ─▶ variational dropout ─▶ predict ╗ ─▶ {"logits": …}
+         sparse half                ╚ dense half: `compile` compiles this part ╝
+```
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recgrad.data.batch import Batch
+from recgrad.data.features.spec import FeatureSpec
+from recgrad.errors import ConfigError
+from recgrad.models.feature_groups import FeatureGroups
+from recgrad.models.group_plan import FeatureGroup
+from recgrad.models.tasks import TaskSpec
+from recgrad.nn.variational_dropout import VariationalDropout
+from recgrad.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+
+class Model(nn.Module):
+    """A model over feature groups. One's own overrides two methods:
+
+    - `build(**params)` makes layers; `self.groups` tells the widths of the inputs
+      (`dim("deep")`, `widths("deep")`, `sequence_dim("clicks")`, …) and `self.tasks` what to predict.
+    - `predict(inputs)` returns the logits, `{task.logits: [rows] or [rows, num_logits]}`;
+      `self.head(…)` cuts them to shape.
+
+    The same seed gives the same weights, whatever was drawn from torch's generator before;
+    that generator is left as it was.
+
+    Args:
+        features: all features that batches carry, in their order.
+        groups: feature groups.
+        tasks: what to predict; one binary label by default.
+        seed: of all weights, dense and sparse.
+        wide_embedding_dim: width of the tables of WIDE groups.
+        wide_init_fn: initialiser of those tables.
+        variational_dropout: arguments of `VariationalDropout`, for every group of more than one field.
+        compile: run the dense half under torch.compile; where no C++ compiler is found, a warning
+            is logged once and it runs as it is.
+        engine: makes the embedding engine; the local one if None.
+        params: go to `build`.
+    """
+
+    groups: FeatureGroups
+    engine: nn.Module
+    tasks: tuple[TaskSpec, ...]
+
+    def __init__(
+        self,
+        features: Sequence[FeatureSpec],
+        groups: Sequence[FeatureGroup],
+        *,
+        tasks: Sequence[TaskSpec] = (TaskSpec(),),
+        seed: int = 0,
+        wide_embedding_dim: int = 4,
+        wide_init_fn: str | None = None,
+        variational_dropout: Mapping[str, Any] | None = None,
+        compile: bool = False,
+        engine: Any = None,
+        **params: Any,
+    ) -> None:
+        super().__init__()
+        self.tasks = tuple(tasks)
+        self.use_pareto_loss_weight = False
+        with seeded(seed):
+            self.groups = FeatureGroups(
+                groups, features, wide_embedding_dim=wide_embedding_dim, wide_init_fn=wide_init_fn
+            )
+            self.build(**params)
+            self.variational = nn.ModuleDict(_variational(self.groups, variational_dropout))
+        plan = self.groups.plan
+        self.engine = (engine or _local_engine)(
+            plan.tables,
+            plan.lookups,
+            keys=self.groups.keys,
+            sequence_keys=self.groups.sequence_keys,
+            seed=seed,
+        )
+        self._dense_half = _compiled(self.dense_half) if compile else self.dense_half
+
+    def build(self, *args: Any, **params: Any) -> None:
+        """Make the layers."""
+        raise NotImplementedError
+
+    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The logits of each task, from the groups' inputs (see `FeatureGroups.forward`)."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The logits of each task; with variational dropout also "regularization", to add to the loss."""
+        return self._dense_half(self.groups.gather(batch, self.engine))
+
+    def dense_half(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All that follows the embedding lookup: a function of tensors alone."""
+        inputs, penalty = self.dropped(self.groups(parts))
+        outputs = self.predict(inputs)
+        return outputs if penalty is None else {**outputs, "regularization": penalty}
+
+    def dropped(self, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
+        """The inputs after variational dropout, and its penalty."""
+        penalty = None
+        for group, dropout in self.variational.items():
+            if group in inputs:
+                inputs[group], own = dropout(inputs[group])
+                penalty = own if penalty is None else penalty + own
+        return inputs, penalty
+
+    def head(self, logits: Tensor, task: TaskSpec | None = None) -> dict[str, Tensor]:
+        """Logits [rows, num_logits] as the output of a task: [rows] where it has one logit."""
+        task = task or self.tasks[0]
+        return {task.logits: logits.squeeze(1) if task.num_logits == 1 else logits}
+
+    def dense_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters with gradients outside the engine."""
+        for name, parameter in self.named_parameters():
+            if not name.startswith("engine.") and parameter.requires_grad:
+                yield name, parameter
+
+    def shared_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Dense parameters that all tasks use: those outside `self.towers`."""
+        for name, parameter in self.dense_named_parameters():
+            if not name.startswith("towers."):
+                yield name, parameter
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of dense weights, and of the tables as the engine counts them."""
+        dense = sum(p.numel() * p.element_size() for _, p in self.dense_named_parameters())
+        engine: Any = self.engine
+        tables = engine.memory() if hasattr(engine, "memory") else {}
+        return {"dense": dense, **(tables if isinstance(tables, dict) else {"tables": int(tables)})}
+
+
+MODELS: Registry[type[Model]] = Registry("model", "recgrad.models")
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Run a block with torch's generator at `seed`, and put the generator back afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def only_group(model: Model) -> str:
+    """The group of a model that takes one DEEP group, whatever its name."""
+    groups = list(model.groups.plan.rows)
+    if len(groups) != 1:
+        raise ConfigError(
+            f"model_config.feature_groups: {type(model).__name__} takes one DEEP group, got "
+            f"{len(groups)} ({', '.join(groups)})"
+        )
+    return groups[0]
+
+
+def _local_engine(*args: Any, **kwargs: Any) -> nn.Module:
+    from recgrad.embedding.local.engine import LocalEngine
+
+    engine: nn.Module = LocalEngine(*args, **kwargs)
+    return engine
+
+
+def _variational(groups: FeatureGroups, settings: Mapping[str, Any] | None) -> dict[str, nn.Module]:
+    if settings is None:
+        return {}
+    fields = {group: list(groups.widths(group).values()) for group in groups.plan.rows}
+    return {g: VariationalDropout(widths, **settings) for g, widths in fields.items() if len(widths) > 1}
+
+
+def _compiled(function: Any) -> Any:
+    """The function under torch.compile, or itself where this machine cannot compile C++."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        logger.warning("model_config.compile: no C++ compiler found, the model runs uncompiled; install g++")
+        return function
+    return torch.compile(function)

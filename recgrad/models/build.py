@@ -1,0 +1,218 @@
+"""From a ModelConfig to a live model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from recgrad.config.messages import chosen, struct_to_dict, to_kwargs
+from recgrad.config.proto import model_pb2
+from recgrad.data.features.spec import FeatureSpec
+from recgrad.errors import ConfigError, Problem
+from recgrad.losses import build_loss
+from recgrad.models.base import MODELS, Model
+from recgrad.models.group_plan import EncoderSpec, FeatureGroup, SequenceGroup
+from recgrad.models.tasks import TaskSpec
+from recgrad.registry import import_object
+
+__all__ = ["TaskSpec", "build_groups", "build_model", "build_tasks"]
+
+
+def build_model(
+    config: model_pb2.ModelConfig,
+    features: Sequence[FeatureSpec],
+    *,
+    seed: int = 0,
+    label_fields: Sequence[str] = (),
+    engine: Any = None,
+) -> Model:
+    """The model that a config describes, with weights drawn from `seed`.
+
+    Args:
+        config: the model_config.
+        features: all features that batches carry, in their order.
+        seed: of all weights, dense and sparse.
+        label_fields: data_config.label_fields; a single-task model learns the first.
+        engine: makes the embedding engine from (tables, lookups, keys=, sequence_keys=, seed=);
+            the local one if None.
+    """
+    choice = chosen(config, "model")
+    if choice is None:
+        raise ConfigError("model_config: no model is set; name one, such as deepfm { … }")
+    name, message = choice
+    if config.kernel != model_pb2.PYTORCH:
+        kernel = model_pb2.Kernel.Name(config.kernel)
+        raise ConfigError(f"model_config.kernel: no model here has {kernel} kernels; leave it out")
+    cls, params = _model_class(name, message)
+    towers = params.pop("task_towers", None)
+    if towers is not None and not towers:
+        raise ConfigError(f"model_config.{name}.task_towers: empty; a multi-task model needs at least one")
+    tasks = build_tasks(config, label_fields, towers, cls)
+    if towers is not None:
+        params["towers"] = [plain(tower) for tower in towers]
+    dropout = None
+    if config.HasField("variational_dropout"):
+        given = to_kwargs(config.variational_dropout)
+        dropout = {
+            "regularization_lambda": given["regularization_lambda"],
+            "embedding_wise": given["embedding_wise_variational_dropout"],
+        }
+    try:
+        model = cls(
+            features,
+            build_groups(config),
+            tasks=tasks,
+            seed=seed,
+            variational_dropout=dropout,
+            compile=config.compile,
+            engine=engine,
+            **params,
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError([Problem(f"model_config.{name}", str(error))]) from error
+    if config.use_pareto_loss_weight and len(tasks) < 2:
+        raise ConfigError("model_config.use_pareto_loss_weight: needs at least two tasks")
+    model.use_pareto_loss_weight = config.use_pareto_loss_weight
+    return model
+
+
+def _model_class(name: str, message: Any) -> tuple[type[Model], dict[str, Any]]:
+    """The class of a model and the arguments that its message gives."""
+    if name != "custom_model":
+        if name not in MODELS:
+            raise ConfigError(f"model_config.{name}: not available; choose one of {', '.join(MODELS)}")
+        params = plain(message)
+        if "task_towers" in message.DESCRIPTOR.fields_by_name:
+            params["task_towers"] = list(message.task_towers)
+        return MODELS[name], params
+    cls = import_object(message.class_path)
+    if not (isinstance(cls, type) and issubclass(cls, Model)):
+        raise ConfigError(
+            f"model_config.custom_model.class_path: {message.class_path} is not a subclass of "
+            "recgrad.models.base.Model; subclass it and write build and predict"
+        )
+    return cls, struct_to_dict(message.params)
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """The fields of a message as keyword arguments, messages inside it as dicts."""
+    return {key: _plain(value) for key, value in to_kwargs(message).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Message):
+        return plain(value)
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def build_groups(config: model_pb2.ModelConfig) -> list[FeatureGroup]:
+    """The feature groups of a config."""
+    if not config.feature_groups:
+        raise ConfigError("model_config.feature_groups: empty; a model needs at least one group")
+    return [
+        FeatureGroup(
+            group.group_name,
+            tuple(group.feature_names),
+            model_pb2.FeatureGroupType.Name(group.group_type),
+            tuple(
+                SequenceGroup(
+                    s.group_name or group.group_name, tuple(s.feature_names), s.embedding_name_suffix
+                )
+                for s in group.sequence_groups
+            ),
+            tuple(_encoder(group.group_name, i, item) for i, item in enumerate(group.sequence_encoders)),
+            group.embedding_name_suffix,
+        )
+        for group in config.feature_groups
+    ]
+
+
+def _encoder(group: str, number: int, config: Message) -> EncoderSpec:
+    choice = chosen(config, "seq_module")
+    if choice is None:
+        raise ConfigError(
+            f"model_config.feature_groups[{group}].sequence_encoders[{number}]: no encoder is set; "
+            "name one, such as din_encoder { … }"
+        )
+    kind, message = choice
+    params = plain(message)
+    return EncoderSpec(kind, params.pop("input", ""), params, params.pop("name", ""))
+
+
+def build_tasks(
+    config: model_pb2.ModelConfig, label_fields: Sequence[str], towers: Sequence[Any] | None, cls: type[Model]
+) -> tuple[TaskSpec, ...]:
+    """The tasks of a config: one for each task tower, or one for the model."""
+    if towers is None:
+        return (_single_task(config, label_fields, cls),)
+    for name in ("losses", "metrics", "train_metrics"):
+        if len(getattr(config, name)):
+            raise ConfigError(
+                f"model_config.{name}: a multi-task model has them in its task_towers; move them"
+            )
+    if config.HasField("num_class"):
+        raise ConfigError("model_config.num_class: a multi-task model has it in its task_towers; move it")
+    names = [tower.tower_name for tower in towers]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"model_config: two task_towers are called '{name}'")
+    return tuple(_tower_task(tower) for tower in towers)
+
+
+def _single_task(config: model_pb2.ModelConfig, label_fields: Sequence[str], cls: type[Model]) -> TaskSpec:
+    where = "model_config"
+    retrieval = bool(getattr(cls, "retrieval", False))
+    width = 1 if retrieval else _num_logits(where, config.losses, config.num_class)
+    return TaskSpec(
+        label_name=label_fields[0] if label_fields else "",
+        losses=tuple(config.losses),
+        metrics=tuple(config.metrics),
+        train_metrics=tuple(config.train_metrics),
+        num_class=config.num_class,
+        num_logits=width,
+        retrieval=retrieval,
+    )
+
+
+def _tower_task(tower: Any) -> TaskSpec:
+    where = f"task_towers[{tower.tower_name}]"
+    if tower.losses and not tower.label_name:
+        raise ConfigError(f"{where}.label_name: missing; a tower with losses needs a label")
+    given = to_kwargs(tower)
+    names = (
+        "weight",
+        "sample_weight_name",
+        "task_space_indicator_label",
+        "in_task_space_weight",
+        "out_task_space_weight",
+        "pareto_min_loss_weight",
+    )
+    return TaskSpec(
+        name=tower.tower_name,
+        label_name=tower.label_name,
+        losses=tuple(tower.losses),
+        metrics=tuple(tower.metrics),
+        train_metrics=tuple(tower.train_metrics),
+        num_class=tower.num_class,
+        num_logits=_num_logits(where, tower.losses, tower.num_class),
+        **{name: given[name] for name in names if name in given},
+    )
+
+
+def _num_logits(where: str, losses: Sequence[Any], num_class: int) -> int:
+    """Width of the output that all losses can use."""
+    widths: dict[int, str] = {}
+    for config in losses:
+        loss = build_loss(config)
+        if loss.num_logits is None and num_class < 2:
+            raise ConfigError(f"{where}.num_class: {loss.config_name} needs at least 2, got {num_class}")
+        if loss.num_logits is not None and num_class not in (1, loss.num_logits):
+            raise ConfigError(
+                f"{where}.num_class: {loss.config_name} needs {loss.num_logits}, got {num_class}"
+            )
+        widths[loss.num_logits or num_class] = loss.config_name
+    if len(widths) > 1:
+        pairs = ", ".join(f"{name} {width}" for width, name in widths.items())
+        raise ConfigError(f"{where}.losses: they need different numbers of logits ({pairs})")
+    return next(iter(widths), num_class)

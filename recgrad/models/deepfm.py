@@ -1,0 +1,61 @@
+"""DeepFM: a factorization machine and an MLP over the same embeddings.
+
+Guo et al. 2017, https://arxiv.org/abs/1703.04247
+
+    y = Σ wide + Σ_{i<j} ⟨v_i, v_j⟩ + linear(deep(v))                     without `final`
+    y = linear(final([Σ wide, Σ_{i<j} v_i∘v_j, deep(v)]))                 with `final`
+
+```
+wide ──▶ Σ ────────────────────────────────┐
+fm (or deep) ──▶ v [fields, dim] ──▶ FM ───┼──▶ (+ or final) ──▶ logits
+deep ──▶ MLP ──────────────────────────────┘
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recgrad.models.base import MODELS, Model
+from recgrad.nn.fm import factorization_machine, split_fields
+from recgrad.nn.mlp import MLP
+
+
+@MODELS.register("deepfm")
+class DeepFM(Model):
+    """DeepFM over the groups `wide` (WIDE), `deep`, and `fm` where the FM's features are not the deep ones.
+
+    All fields of the FM have one width. With several classes and no `final`, one linear layer
+    over [Σ wide, FM, deep] gives the logits, since a sum that all classes share would cancel
+    in the softmax.
+    """
+
+    def build(self, *, deep: Mapping[str, Any], final: Mapping[str, Any] | None = None) -> None:
+        """Make the layers.
+
+        Args:
+            deep: arguments of the MLP over the deep group.
+            final: arguments of the MLP over all three parts; none adds them up.
+        """
+        self.groups.dim("wide")
+        self.fm_group = "fm" if "fm" in self.groups else "deep"
+        self.fm_dim = self.groups.field_dim(self.fm_group)
+        self.deep = MLP(self.groups.dim("deep"), **deep)
+        classes = self.tasks[0].num_logits
+        self.adds_up = final is None and classes == 1
+        width = self.deep.out_features if self.adds_up else 1 + self.fm_dim + self.deep.out_features
+        self.final = MLP(width, **(final or {"hidden_units": ()}))
+        self.output = nn.Linear(self.final.out_features, classes)
+
+    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The logits."""
+        wide = inputs["wide"].sum(1, keepdim=True)
+        fm = factorization_machine(split_fields(inputs[self.fm_group], self.fm_dim))
+        deep = self.deep(inputs["deep"])
+        if self.adds_up:
+            return self.head(wide + fm.sum(1, keepdim=True) + self.output(deep))
+        return self.head(self.output(self.final(torch.cat([wide, fm, deep], dim=1))))

@@ -1,0 +1,1 @@
+"""Sequence encoders: a query and a sequence become one vector a row. One file each."""
