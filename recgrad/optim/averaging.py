@@ -1,0 +1,137 @@
+"""Averaged weights for evaluation and export: the EMA, schedule-free weights, BatchNorm's statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from recgrad.errors import CheckpointError
+from recgrad.optim.roles import batch_norms
+
+
+class EMA:
+    """An exponential moving average of weights: a = decay·a + (1 − decay)·w after every update.
+
+    The first update copies the weights, so that their random beginning leaves no trace.
+
+    Args:
+        named_parameters: the weights to average.
+        decay: the share of the old average that is kept, in [0, 1).
+    """
+
+    def __init__(self, named_parameters: Iterable[tuple[str, Tensor]], decay: float = 0.999) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay must be in [0, 1), got {decay}")
+        self.decay = decay
+        self.updates = 0
+        self.parameters = dict(named_parameters)
+        self.averages = {name: p.detach().clone() for name, p in self.parameters.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Takes the weights after an update into the average."""
+        averages, weights = list(self.averages.values()), list(self.parameters.values())
+        if averages and self.updates == 0:
+            torch._foreach_copy_(averages, weights)
+        elif averages:
+            torch._foreach_lerp_(averages, weights, 1 - self.decay)
+        self.updates += 1
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Puts the averages in place of the weights, and the weights back afterwards."""
+        with restored(self.parameters.values()):
+            with torch.no_grad():
+                for name, parameter in self.parameters.items():
+                    parameter.copy_(self.averages[name])
+            yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averages by name, and how many updates are in them."""
+        return {"updates": self.updates, "averages": dict(self.averages)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave."""
+        odd = set(state["averages"]) ^ set(self.averages)
+        if odd:
+            raise CheckpointError(
+                f"ema: the averages do not fit the model (differ: {', '.join(sorted(odd))})"
+            )
+        self.updates = state["updates"]
+        for name, average in self.averages.items():
+            average.copy_(state["averages"][name])
+
+
+@contextmanager
+def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
+    """Puts the weights that a schedule-free optimizer averages into the model, for a while.
+
+    Afterwards the weights in training are back bit for bit. (The optimizer's own `eval()` and
+    `train()` compute one from the other and round, so that evaluating would change the run.)
+    """
+    running: Any = optimizer
+    with restored(p for group in optimizer.param_groups for p in group["params"]):
+        running.eval()
+        try:
+            yield
+        finally:
+            running.train()
+
+
+@contextmanager
+def restored(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Gives parameters their values back at the end, whatever happened in between."""
+    parameters = list(parameters)
+    values = [p.detach().clone() for p in parameters]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, values):
+                parameter.copy_(value)
+
+
+@contextmanager
+def reestimated_batch_norm(model: nn.Module, forward: Callable[[], object]) -> Iterator[None]:
+    """Gives BatchNorm layers the statistics of the weights now in the model, for a while.
+
+    Running means and variances were gathered under the weights in training; averaged weights
+    have others. `forward` runs the model over some batches; the statistics become the plain
+    mean over these. Everything but the BatchNorm layers is in evaluation mode meanwhile, so
+    dropout does not disturb them. Afterwards the old statistics and modes are back.
+    """
+    norms = batch_norms(model)
+    if not norms:
+        yield
+        return
+    saved = [(norm, norm.momentum, [b.clone() for b in _statistics(norm)]) for norm in norms]
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None
+            norm.train()
+        with torch.no_grad():
+            forward()
+        for norm, momentum, _ in saved:
+            norm.momentum = momentum
+        for module, mode in modes:
+            module.training = mode
+        yield
+    finally:
+        for norm, momentum, statistics in saved:
+            norm.momentum = momentum
+            for buffer, value in zip(_statistics(norm), statistics):
+                buffer.copy_(value)
+        for module, mode in modes:
+            module.training = mode
+
+
+def _statistics(norm: nn.modules.batchnorm._BatchNorm) -> list[Tensor]:
+    return [b for b in (norm.running_mean, norm.running_var, norm.num_batches_tracked) if b is not None]

@@ -1,0 +1,35 @@
+"""Adagrad."""
+
+from __future__ import annotations
+
+from torch.optim import Adagrad, Optimizer
+
+from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, fuse
+
+
+@DENSE_OPTIMIZERS.register("adagrad_optimizer")
+def adagrad(
+    params: Params,
+    *,
+    lr: float = 0.002,
+    weight_decay: float = 0.0,
+    initial_accumulator_value: float = 0.0,
+    eps: float = 1e-10,
+    fused: bool | None = None,
+) -> Optimizer:
+    """Adagrad: s += g², w −= ηg/(√s+ε), with λw added to g.
+
+    s starts at initial_accumulator_value. torch.optim.Adagrad runs it. Duchi et al. 2011.
+
+    Args:
+        fused: torch's fused kernel; left out, wherever it is right.
+    """
+    return fuse(
+        Adagrad,
+        params,
+        fused,
+        lr=lr,
+        weight_decay=weight_decay,
+        initial_accumulator_value=initial_accumulator_value,
+        eps=eps,
+    )

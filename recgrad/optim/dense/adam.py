@@ -1,0 +1,39 @@
+"""Adam."""
+
+from __future__ import annotations
+
+from torch.optim import Adam, Optimizer
+
+from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, fuse
+
+
+@DENSE_OPTIMIZERS.register("adam_optimizer")
+def adam(
+    params: Params,
+    *,
+    lr: float = 0.002,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    weight_decay: float = 0.0,
+    eps: float = 1e-8,
+    amsgrad: bool = False,
+    fused: bool | None = None,
+) -> Optimizer:
+    """Adam: w −= η·m̂/(√v̂+ε), m and v bias-corrected averages of g and g², with λw added to g.
+
+    With amsgrad v is the largest v so far (Reddi et al. 2018). torch.optim.Adam runs it.
+    Kingma and Ba 2015.
+
+    Args:
+        fused: torch's fused kernel; left out, wherever it is right.
+    """
+    return fuse(
+        Adam,
+        params,
+        fused,
+        lr=lr,
+        betas=(beta1, beta2),
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=amsgrad,
+    )

@@ -1,0 +1,38 @@
+"""AdamW."""
+
+from __future__ import annotations
+
+from torch.optim import AdamW, Optimizer
+
+from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, fuse
+
+
+@DENSE_OPTIMIZERS.register("adamw_optimizer")
+def adamw(
+    params: Params,
+    *,
+    lr: float = 0.002,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    weight_decay: float = 0.0,
+    eps: float = 1e-8,
+    amsgrad: bool = False,
+    fused: bool | None = None,
+) -> Optimizer:
+    """Adam with weight decay beside the update: w −= ηλw, then w −= η·m̂/(√v̂+ε).
+
+    With amsgrad v is the largest v so far. torch.optim.AdamW runs it. Loshchilov and Hutter 2019.
+
+    Args:
+        fused: torch's fused kernel; left out, wherever it is right.
+    """
+    return fuse(
+        AdamW,
+        params,
+        fused,
+        lr=lr,
+        betas=(beta1, beta2),
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=amsgrad,
+    )

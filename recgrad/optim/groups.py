@@ -1,0 +1,275 @@
+"""Who gets which optimizer: parameters to optimizers by pattern, role and config."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+from torch import Tensor
+from torch.optim import Optimizer
+
+from recgrad.config.messages import chosen, to_kwargs
+from recgrad.errors import ConfigError, Problem, RecgradError
+from recgrad.optim.dense import DENSE_OPTIMIZERS
+from recgrad.optim.dense.optimizer import Factory
+from recgrad.optim.part import OptimizerPart, averages_weights
+from recgrad.optim.roles import NOT_ADAPTED, NOT_DECAYED, Role, guess_roles
+from recgrad.optim.schedules import Schedule, build_schedule
+from recgrad.optim.schedules.schedule import required_arguments
+
+FALLBACK = "fallback_"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Section:
+    """The main optimizer, or one of part_optimizers, and the parameters that are its own."""
+
+    name: str
+    where: str
+    config: Any
+    schedule: Schedule
+    parameters: list[tuple[str, Tensor]]
+
+
+def build_dense_optimizers(
+    named_parameters: Iterable[tuple[str, Tensor]],
+    config: Message,
+    *,
+    roles: Mapping[str, Role] | None = None,
+    where: str = "train_config.dense_optimizer",
+) -> list[OptimizerPart]:
+    """The optimizers of the dense parameters, and logs the table of who got what.
+
+    The first of part_optimizers whose pattern matches a parameter's whole name gets it, the
+    rest goes to the main optimizer; a part without a schedule follows the main one's. Muon and
+    SOAP keep the hidden matrices and leave the rest to AdamW, in a part of its own.
+
+    Args:
+        named_parameters: the model's dense parameters; those without requires_grad are left out.
+        config: a DenseOptimizer message.
+        roles: the parameters' roles (`parameter_roles(model)`); guessed from shape and order
+            where it says nothing.
+        where: the message's path in the config, for errors.
+    """
+    named = [(name, p) for name, p in named_parameters if p.requires_grad]
+    roles = guess_roles(named, roles)
+    parts = [
+        part
+        for section in _sections(named, config, where)
+        if section.parameters
+        for part in _build_section(section, roles)
+    ]
+    log.info("dense optimizers:\n%s", assignment_table(parts, roles))
+    return parts
+
+
+def assign_by_pattern(names: Sequence[str], patterns: Sequence[str], where: str, what: str) -> list[int]:
+    """For each name the position of the first pattern that matches all of it; −1 for none.
+
+    A pattern that gets nothing is an error that names the nearest of the names.
+    """
+    problems: list[Problem] = []
+    compiled: list[re.Pattern[str] | None] = []
+    for i, pattern in enumerate(patterns):
+        try:
+            compiled.append(re.compile(pattern))
+        except re.error as error:
+            compiled.append(None)
+            problems.append(
+                Problem(f"{where}[{i}].regex_pattern", f"'{pattern}' is not a regular expression: {error}")
+            )
+    owners = [
+        next((i for i, regex in enumerate(compiled) if regex is not None and regex.fullmatch(name)), -1)
+        for name in names
+    ]
+    for i, regex in enumerate(compiled):
+        if regex is None or i in owners:
+            continue
+        taken = sum(regex.fullmatch(name) is not None for name in names)
+        problem = (
+            f"all {taken} that '{regex.pattern}' matches are taken by earlier patterns; move it up"
+            if taken
+            else f"'{regex.pattern}' matches no {what} (it must match the whole name); "
+            f"nearest: {', '.join(nearest_names(regex.pattern, names)) or 'none'}"
+        )
+        problems.append(Problem(f"{where}[{i}].regex_pattern", problem))
+    if problems:
+        raise ConfigError(problems)
+    return owners
+
+
+def nearest_names(pattern: str, names: Sequence[str]) -> list[str]:
+    """The three names that are most like a pattern, read as if it were a name."""
+    plain = re.sub(r"[\\^$*+?()|\[\]{}]|\.(?=[*+?])", "", pattern)
+    return difflib.get_close_matches(plain, names, n=3, cutoff=0.0)
+
+
+def _sections(named: list[tuple[str, Tensor]], config: Any, where: str) -> list[_Section]:
+    parts = list(config.part_optimizers)
+    owners = assign_by_pattern(
+        [name for name, _ in named],
+        [part.regex_pattern for part in parts],
+        f"{where}.part_optimizers",
+        "dense parameter",
+    )
+    shared = build_schedule(config, where=where)
+
+    def owned(owner: int) -> list[tuple[str, Tensor]]:
+        return [item for item, o in zip(named, owners) if o == owner]
+
+    sections = [_Section("dense", where, config, shared, owned(-1))]
+    for i, part in enumerate(parts):
+        place = f"{where}.part_optimizers[{i}]"
+        own = chosen(part, "learning_rate") is not None
+        schedule = build_schedule(part, where=place) if own else shared
+        sections.append(_Section(f"dense.{part.regex_pattern}", place, part, schedule, owned(i)))
+    return sections
+
+
+def _build_section(section: _Section, roles: Mapping[str, Role]) -> list[OptimizerPart]:
+    choice = chosen(section.config, "optimizer")
+    if choice is None:
+        raise ConfigError([Problem(section.where, "has no optimizer; add one, such as adam_optimizer { }")])
+    kind, message = choice
+    where = f"{section.where}.{kind}"
+    factory = DENSE_OPTIMIZERS[kind]
+    options = config_options(message)
+    if not getattr(factory, "hidden_matrices_only", False):
+        return [_build_part(section, section.name, section.parameters, roles, factory, options, where)]
+
+    own = {key: value for key, value in options.items() if not key.startswith(FALLBACK)}
+    fallback = {key.removeprefix(FALLBACK): v for key, v in options.items() if key.startswith(FALLBACK)}
+    hidden = [(name, p) for name, p in section.parameters if roles[name] is Role.HIDDEN]
+    rest = [(name, p) for name, p in section.parameters if roles[name] is not Role.HIDDEN]
+    if not hidden:
+        names = ", ".join(name for name, _ in rest[:5])
+        raise ConfigError(
+            [
+                Problem(
+                    where, f"there is no hidden matrix among its {len(rest)} parameters ({names}); use AdamW"
+                )
+            ]
+        )
+    parts = [_build_part(section, section.name, hidden, roles, factory, own, where)]
+    if rest:
+        adamw = DENSE_OPTIMIZERS["adamw_optimizer"]
+        name = f"{section.name}.fallback"
+        parts.append(_build_part(section, name, rest, roles, adamw, fallback, where, reference=own.get("lr")))
+    return parts
+
+
+def config_options(message: Message) -> dict[str, Any]:
+    """A message's fields as an optimizer's arguments; a `fused` that is not set is left to the optimizer."""
+    options = to_kwargs(message)
+    if "fused" in options and not message.HasField("fused"):
+        del options["fused"]
+    return options
+
+
+def _build_part(
+    section: _Section,
+    name: str,
+    parameters: list[tuple[str, Tensor]],
+    roles: Mapping[str, Role],
+    factory: Factory,
+    options: dict[str, Any],
+    where: str,
+    reference: float | None = None,
+) -> OptimizerPart:
+    exclude = bool(section.config.exclude_bias_and_norm)
+    groups = _group(parameters, roles, factory, exclude)
+    names = [group.pop("names") for group in groups]
+    optimizer = _make(factory, groups, options, where)
+    if exclude and "weight_decay" not in optimizer.defaults:
+        raise ConfigError(
+            [
+                Problem(
+                    f"{section.where}.exclude_bias_and_norm",
+                    f"{type(optimizer).__name__} has no weight_decay; leave it out",
+                )
+            ]
+        )
+    part = OptimizerPart(name, optimizer, section.schedule, reference=reference, names=names)
+    _check_momentum(section, part)
+    return part
+
+
+def _make(factory: Factory, groups: list[dict[str, Any]], options: dict[str, Any], where: str) -> Optimizer:
+    missing = required_arguments(factory) - set(options)
+    if missing:
+        raise ConfigError(Problem(f"{where}.{field}", "is not set") for field in sorted(missing))
+    try:
+        optimizer = factory(groups, **options)
+    except (ValueError, TypeError, RecgradError) as error:
+        raise ConfigError([Problem(where, str(error))]) from error
+    if averages_weights(optimizer):
+        optimizer.train()  # type: ignore[attr-defined]
+    return optimizer
+
+
+def _group(
+    parameters: list[tuple[str, Tensor]], roles: Mapping[str, Role], factory: Factory, exclude: bool
+) -> list[dict[str, Any]]:
+    """Parameter groups: one for each set of options that differ from the optimizer's own."""
+    excluded: dict[str, Any] = getattr(factory, "excluded_options", {})
+    groups: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
+    for name, parameter in parameters:
+        options: dict[str, Any] = {}
+        if exclude and roles[name] in NOT_DECAYED:
+            options["weight_decay"] = 0.0
+        if roles[name] in NOT_ADAPTED:
+            options.update(excluded)
+        key = tuple(sorted(options.items()))
+        group = groups.setdefault(key, {"params": [], "names": [], **options})
+        group["params"].append(parameter)
+        group["names"].append(name)
+    return list(groups.values())
+
+
+def _check_momentum(section: _Section, part: OptimizerPart) -> None:
+    """Refuses a cycle_momentum that was written down where there is no momentum to cycle."""
+    choice = chosen(section.config, "learning_rate")
+    if choice is None or part.cycles_momentum:
+        return
+    name, message = choice
+    written = {field.name: value for field, value in message.ListFields()}
+    if written.get("cycle_momentum"):
+        raise ConfigError(
+            [
+                Problem(
+                    f"{section.where}.{name}.cycle_momentum",
+                    f"{type(part.optimizer).__name__} has no momentum to cycle; leave it out",
+                )
+            ]
+        )
+
+
+def assignment_table(parts: Sequence[OptimizerPart], roles: Mapping[str, Role]) -> str:
+    """A line for each parameter: its name, shape, role, part, optimizer, rate and weight decay."""
+    rows = [("parameter", "shape", "role", "part", "optimizer", "rate", "weight decay", "schedule")]
+    for part in parts:
+        for group, names, base in zip(part.param_groups, part.names, part.base_rates):
+            for name, parameter in zip(names, group["params"]):
+                rows.append(
+                    (
+                        name,
+                        "×".join(map(str, parameter.shape)) or "1",
+                        roles[name].value,
+                        part.name,
+                        type(part.optimizer).__name__,
+                        f"{base:g}",
+                        f"{group.get('weight_decay', 0):g}",
+                        type(part.schedule).__name__,
+                    )
+                )
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
+    )
