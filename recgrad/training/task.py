@@ -37,7 +37,8 @@ class Task(nn.Module):
     def losses(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Each term by name, and their sum as "total"."""
         terms = {name: loss for head in self._heads() for name, loss in head.losses(outputs, batch)}
-        terms.update(self.model.regularization())
+        if "regularization" in outputs:
+            terms["regularization"] = outputs["regularization"]
         terms["total"] = torch.stack([loss.reshape(()) for loss in terms.values()]).sum()
         return terms
 
@@ -68,7 +69,9 @@ class Task(nn.Module):
 
     def train_metrics(self) -> dict[str, float]:
         """The decayed metrics of training by name."""
-        return _values((name, metric) for head in self._heads() for name, metric in head.train_metrics.items())
+        return _values(
+            (name, metric) for head in self._heads() for name, metric in head.train_metrics.items()
+        )
 
     def train_metrics_state(self) -> dict[str, Any]:
         """What the training metrics remember, for a checkpoint."""

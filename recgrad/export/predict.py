@@ -1,0 +1,86 @@
+"""Predictions for files of rows: streaming, in their order, with chosen columns carried along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import torch
+
+from recgrad.data.loader import build_loader
+from recgrad.errors import RecgradError
+from recgrad.training.preflight import ConfigSource
+from recgrad.training.run import load_trained
+
+SUFFIXES = (".parquet", ".csv")
+
+
+def predict(
+    config: ConfigSource,
+    *,
+    input_path: str,
+    output_path: str | Path,
+    checkpoint_path: str | Path | None = None,
+    carry_columns: Sequence[str] = (),
+    edit_config_json: str | Mapping[str, Any] | None = None,
+) -> int:
+    """Write the predictions of a checkpoint for every row of `input_path`; returns their number."""
+    target = Path(output_path)
+    if target.suffix not in SUFFIXES:
+        raise RecgradError(f"predict: output '{target}' must end with one of {', '.join(SUFFIXES)}")
+    effective, task, features = load_trained(config, checkpoint_path, edit_config_json=edit_config_json)
+    loader = build_loader(
+        effective,
+        input_path,
+        features=features,
+        training=False,
+        carry_columns=carry_columns,
+        need_labels=False,
+    )
+
+    def tables() -> Iterator[pa.Table]:
+        with torch.inference_mode():
+            for batch, carried in loader.epoch_with_rows():
+                yield _with_predictions(carried, task.predictions(task(batch)))
+
+    return _write(target, tables())
+
+
+def _with_predictions(table: pa.Table, predictions: Mapping[str, torch.Tensor]) -> pa.Table:
+    for name, values in predictions.items():
+        array = values.float().numpy()
+        column = (
+            pa.array(array)
+            if array.ndim == 1
+            else pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])
+        )
+        table = table.append_column(name, column)
+    return table
+
+
+def _write(target: Path, tables: Iterator[pa.Table]) -> int:
+    """Write to a file beside the target and rename it, so that a killed run leaves no half file."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    rows = 0
+    first = next(tables, None)
+    if first is None:
+        raise RecgradError("predict: the input has no rows")
+    with _open(partial, target.suffix, first.schema) as writer:
+        writer.write_table(first)
+        rows += first.num_rows
+        for table in tables:
+            writer.write_table(table)
+            rows += table.num_rows
+    partial.replace(target)
+    return rows
+
+
+def _open(path: Path, suffix: str, schema: pa.Schema) -> Any:
+    if suffix == ".csv":
+        return pa.csv.CSVWriter(path, schema)
+    return pa.parquet.ParquetWriter(path, schema)

@@ -1,0 +1,241 @@
+"""Train and evaluate from a config: what the commands and `recgrad.train` do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recgrad import __version__
+from recgrad.config import PipelineConfig, save_config
+from recgrad.data.loader import build_loader
+from recgrad.errors import RecgradError
+from recgrad.training.assembly import (
+    Training,
+    build_hooks,
+    build_task,
+    build_training,
+    features_of,
+    run_length,
+)
+from recgrad.training.averaged import evaluated_weights
+from recgrad.training.capture import capture, load_dense_state, restore_tables, resume
+from recgrad.training.checkpoint import CheckpointManager, read_checkpoint, resolve_checkpoint, restore
+from recgrad.training.evaluator import evaluate as evaluate_task
+from recgrad.training.hooks.console import describe_metrics
+from recgrad.training.preflight import ConfigSource, prepare_config, require_sound
+from recgrad.training.runtime import allow_tf32, seed_everything
+from recgrad.training.signals import StopRequest
+from recgrad.training.state import TrainState
+from recgrad.training.task import Task
+from recgrad.training.trainer import Trainer
+
+CONFIG_FILE = "pipeline.config"
+VERSION_FILE = "version"
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended.
+
+    Attributes:
+        model_dir: where everything was written.
+        step: updates made, over all parts of the run.
+        metrics: the last evaluation.
+        samples_per_sec: rows trained on per second of training, evaluation left out.
+        stopped: why the run ended early, or "".
+        exit_code: 0, or 143/130 after SIGTERM/SIGINT.
+    """
+
+    model_dir: Path
+    step: int
+    metrics: Mapping[str, float]
+    samples_per_sec: float
+    stopped: str
+    exit_code: int
+    hint: str = ""
+
+    def describe(self) -> str:
+        """The last lines on the terminal."""
+        lines = [self.stopped] if self.stopped else []
+        lines.append(f"{self.step:,} steps, {self.samples_per_sec:,.0f} samples/s, model in {self.model_dir}")
+        if self.metrics:
+            lines.append(describe_metrics(self.metrics))
+        return "\n".join(lines + ([self.hint] if self.hint else []))
+
+
+def train(
+    config: ConfigSource,
+    *,
+    train_input_path: str | None = None,
+    eval_input_path: str | None = None,
+    model_dir: str | Path | None = None,
+    continue_train: bool = False,
+    fine_tune_checkpoint: str | None = None,
+    edit_config_json: str | Mapping[str, Any] | None = None,
+    ignore_restore_optimizer: bool = False,
+) -> TrainResult:
+    """Train from a config: a path, a message or a dict. The other arguments override it."""
+    _refuse_many_processes()
+    effective, report = prepare_config(
+        config,
+        edit_config_json=edit_config_json,
+        train_input_path=train_input_path,
+        eval_input_path=eval_input_path,
+        model_dir=model_dir,
+        fine_tune_checkpoint=fine_tune_checkpoint,
+    )
+    require_sound(report)
+    folder = Path(effective.model_dir)
+    checkpoints = CheckpointManager(folder, keep_max=effective.train_config.keep_checkpoint_max)
+    start_from = _check_model_dir(folder, checkpoints, continue_train)
+    settings = effective.train_config
+    allow_tf32(cudnn=settings.cudnn_allow_tf32, matmul=settings.cuda_matmul_allow_tf32)
+    seed_everything(settings.seed)
+    training = build_training(effective)
+    _write_effective_config(effective, folder)
+    state = _starting_state(training, effective, start_from, ignore_restore_optimizer)
+    return _run(effective, training, state, checkpoints, folder)
+
+
+def evaluate(
+    config: ConfigSource,
+    *,
+    checkpoint_path: str | Path | None = None,
+    eval_input_path: str | None = None,
+    edit_config_json: str | Mapping[str, Any] | None = None,
+) -> dict[str, float]:
+    """The metrics of a checkpoint, the newest of the config's model_dir by default."""
+    effective, task, features = load_trained(config, checkpoint_path, eval_input_path, edit_config_json)
+    loader = build_loader(effective, effective.eval_input_path, features=features, training=False)
+    settings = effective.eval_config
+    return evaluate_task(task, loader, num_steps=settings.num_steps)
+
+
+def load_trained(
+    config: ConfigSource,
+    checkpoint_path: str | Path | None,
+    eval_input_path: str | None = None,
+    edit_config_json: str | Mapping[str, Any] | None = None,
+) -> tuple[PipelineConfig, Task, list[Any]]:
+    """A task with the weights of a checkpoint, for evaluation and prediction."""
+    effective, report = prepare_config(
+        config, edit_config_json=edit_config_json, eval_input_path=eval_input_path
+    )
+    require_sound(report)
+    features = features_of(effective)
+    task = build_task(effective, features)
+    snapshot = read_checkpoint(resolve_checkpoint(checkpoint_path or effective.model_dir))
+    load_dense_state(task.model, snapshot.tree["model"])
+    restore_tables(snapshot, task.model.engine, None)
+    task.eval()
+    return effective, task, features
+
+
+def _run(
+    config: PipelineConfig,
+    training: Training,
+    state: TrainState,
+    checkpoints: CheckpointManager,
+    folder: Path,
+) -> TrainResult:
+    last_metrics: dict[str, float] = {}
+
+    def evaluate_now(trainer: Trainer) -> Mapping[str, float]:
+        if training.eval_loader is None:
+            return {}
+        with evaluated_weights(training):
+            metrics = evaluate_task(
+                training.task, training.eval_loader, num_steps=config.eval_config.num_steps
+            )
+        last_metrics.clear()
+        last_metrics.update(metrics)
+        return metrics
+
+    def save_now(trainer: Trainer) -> None:
+        best = trainer.state.best.get("checkpoint")
+        if best is not None:
+            checkpoints.mark_best(int(best["step"]))
+        checkpoints.save(capture(training, trainer.state))
+
+    with StopRequest() as stop:
+        trainer = Trainer(
+            task=training.task,
+            loader=training.train_loader,
+            updater=training.updater,
+            length=run_length(config),
+            hooks=build_hooks(config, folder),
+            state=state,
+            stop=stop,
+            skip_non_finite=config.train_config.on_nan == config.train_config.SKIP,
+            evaluate=evaluate_now,
+            save=save_now,
+        )
+        trainer.run()
+        checkpoints.wait()
+    hint = ""
+    if stop.signal is not None:
+        command = f"recgrad train {folder / CONFIG_FILE} --continue_train"
+        hint = f"stopped after step {state.step}; go on with: {command}"
+    return TrainResult(
+        model_dir=folder,
+        step=state.step,
+        metrics=dict(last_metrics),
+        samples_per_sec=state.samples / max(state.elapsed_secs, 1e-9),
+        stopped=state.stopped,
+        exit_code=stop.exit_code,
+        hint=hint,
+    )
+
+
+def _check_model_dir(folder: Path, checkpoints: CheckpointManager, continue_train: bool) -> Path | None:
+    """The checkpoint to go on from, or None for a fresh start."""
+    if continue_train:
+        return checkpoints.latest()
+    if folder.exists() and any(folder.iterdir()):
+        raise RecgradError(
+            f"model_dir {folder} is not empty; go on with what is there (--continue_train), "
+            "or choose another --model_dir"
+        )
+    return None
+
+
+def _starting_state(
+    training: Training, config: PipelineConfig, start_from: Path | None, ignore_optimizer: bool
+) -> TrainState:
+    if start_from is not None and not ignore_optimizer:
+        return resume(read_checkpoint(start_from), training)
+    source = start_from or config.train_config.fine_tune_checkpoint
+    if source:
+        param_map = config.train_config.fine_tune_ckpt_param_map
+        report = restore(
+            read_checkpoint(resolve_checkpoint(source)),
+            model=training.task.model,
+            engine=training.task.model.engine,
+            sparse_optimizer=training.sparse_optimizer,
+            updater=training.updater,
+            param_map=Path(param_map) if param_map else None,
+            ignore_optimizer=ignore_optimizer,
+        )
+        print(report)
+    return TrainState()
+
+
+def _write_effective_config(config: PipelineConfig, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_config(config, folder / CONFIG_FILE)
+        (folder / VERSION_FILE).write_text(f"{__version__}\n")
+    except OSError as error:
+        raise RecgradError(f"model_dir {folder}: cannot write ({error.strerror}); choose another") from error
+
+
+def _refuse_many_processes() -> None:
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1:
+        raise RecgradError(
+            f"torchrun started {processes} processes; training with more than one is not supported yet, "
+            "use --nproc-per-node=1"
+        )
