@@ -125,6 +125,7 @@ class CheckpointManager:
             raise CheckpointError(f"{self.path(step)}: cannot be marked best, there is no such checkpoint")
         with self._lock:
             try:
+                self.model_dir.mkdir(parents=True, exist_ok=True)
                 write_file_atomically(self.model_dir / BEST_NAME, dump_json({"step": step}) + b"\n")
             except OSError as error:
                 raise CheckpointError(

@@ -63,10 +63,11 @@ def _read_tree(folder: Path) -> dict[str, Any]:
         skeleton = parse_json(read_bytes(path, MAX_TREE_BYTES), str(path))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    arrays = read_array_file(folder / TREE_ARRAYS_NAME).arrays
     try:
-        tree = decode_tree(skeleton, read_array_file(folder / TREE_ARRAYS_NAME).arrays)
-    except RecursionError as error:
-        raise CheckpointError(f"{path}: the tree nests too deep") from error
+        tree = decode_tree(skeleton, arrays)
+    except (CheckpointError, RecursionError) as error:
+        raise CheckpointError(f"{path}: the tree is malformed ({error})") from error
     if not isinstance(tree, dict):
         raise CheckpointError(f"{path}: the tree is not a dict")
     return tree

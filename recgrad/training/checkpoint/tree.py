@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,9 @@ def _encode_mapping(value: Mapping[Any, Any], path: tuple[str, ...], arrays: dic
     }
 
 
-def _store(convert: Any, value: Any, path: tuple[str, ...], arrays: dict[str, RawArray]) -> str:
+def _store(
+    convert: Callable[[Any], RawArray], value: Any, path: tuple[str, ...], arrays: dict[str, RawArray]
+) -> str:
     name = _spell(path)
     # {1: a, "1": b} spells both paths alike; the names in the file must differ.
     while name in arrays or name == METADATA:
@@ -101,7 +103,7 @@ def _spell(path: tuple[str, ...]) -> str:
 
 def _decode(node: Any, arrays: dict[str, RawArray], depth: int) -> Any:
     if depth > 4 * MAX_DEPTH:
-        raise CheckpointError("the tree nests too deep")
+        raise CheckpointError("nests too deep")
     if isinstance(node, list):
         return [_decode(item, arrays, depth + 1) for item in node]
     if not isinstance(node, dict):
@@ -120,23 +122,23 @@ def _decode_tagged(tag: str, value: Any, arrays: dict[str, RawArray], depth: int
         if tag == "$dict":
             pairs = [tuple(_decode(_as(list, pair), arrays, depth + 1)) for pair in _as(list, value)]
             return dict(pairs)
-        text = _as(str, value)
         if tag == "$int":
-            return int(text, 16)
+            return int(_as(str, value), 16)
         if tag == "$float":
-            return struct.unpack(">d", bytes.fromhex(text))[0]
-        array = arrays.pop(text)
-        if tag == "$tensor":
-            return array.tensor()
-        if tag == "$array":
-            return array.numpy()
-        if tag == "$scalar":
-            return array.numpy()[()]
-        if tag == "$bytes":
-            return array.data.tobytes()
+            return struct.unpack(">d", bytes.fromhex(_as(str, value)))[0]
+        if tag in _FROM_ARRAY:
+            return _FROM_ARRAY[tag](arrays.pop(_as(str, value)))
     except (ValueError, TypeError, KeyError, struct.error) as error:
-        raise CheckpointError(f"the tree has a malformed {tag} ({error})") from error
-    raise CheckpointError(f"the tree has an unknown tag '{tag[:40]}'")
+        raise CheckpointError(f"malformed {tag} ({error})") from error
+    raise CheckpointError(f"unknown tag '{tag[:40]}'")
+
+
+_FROM_ARRAY: dict[str, Callable[[RawArray], Any]] = {
+    "$tensor": RawArray.tensor,
+    "$array": RawArray.numpy,
+    "$scalar": lambda array: array.numpy()[()],
+    "$bytes": lambda array: array.data.tobytes(),
+}
 
 
 def _as(kind: type, value: Any) -> Any:

@@ -1,0 +1,87 @@
+"""Snapshots that the checkpoint tests write, and a comparison that sees every bit."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recgrad.training.checkpoint import Snapshot, TableRows
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().reshape(-1)
+    return flat.clone().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal types, values and bits, NaN payloads and negative zeros included."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and (a.dtype, a.shape) == (b.dtype, b.shape) and bits(a) == bits(b)
+    if isinstance(a, (np.ndarray, np.generic)):
+        return (
+            isinstance(b, np.generic) == isinstance(a, np.generic)
+            and isinstance(b, (np.ndarray, np.generic))
+            and (a.dtype, a.shape) == (b.dtype, b.shape)
+            and a.tobytes() == b.tobytes()
+        )
+    if isinstance(a, Mapping):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, float):
+        return type(b) is float and struct.pack("d", a) == struct.pack("d", b)
+    return type(a) is type(b) and a == b
+
+
+def table(name: str = "user", rows: int = 50, dim: int = 4, seed: int = 0) -> TableRows:
+    rng = np.random.default_rng(seed)
+    ids = np.sort(rng.choice(10 * rows, rows, replace=False)).astype(np.int64)
+    return TableRows(
+        name,
+        10 * rows,
+        dim,
+        ids,
+        rng.standard_normal((rows, dim), dtype=np.float32),
+        {
+            "m": rng.standard_normal((rows, dim), dtype=np.float32),
+            "v": rng.random((rows, 1), dtype=np.float32),
+        },
+    )
+
+
+@pytest.fixture(name="same")
+def same_fixture() -> Callable[[Any, Any], bool]:
+    return same
+
+
+@pytest.fixture
+def make_table() -> Callable[..., TableRows]:
+    return table
+
+
+@pytest.fixture
+def make_snapshot() -> Callable[..., Snapshot]:
+    def make(step: int = 7, seed: int = 0, rows: int = 50) -> Snapshot:
+        generator = torch.Generator().manual_seed(seed)
+        tree = {
+            "model": {
+                "dense.weight": torch.randn(5, 3, generator=generator),
+                "norm.count": torch.tensor(3),
+                "half": torch.randn(7, generator=generator).to(torch.bfloat16),
+            },
+            "updater": {
+                "state": {0: {"exp_avg": torch.randn(5, 3, generator=generator)}},
+                "betas": (0.9, 0.999),
+            },
+            "state": {"best": -math.inf, "position": None, "epoch": step},
+            "rng": {"torch": generator.get_state()},
+        }
+        return Snapshot(step, tree, [table("user", rows, seed=seed), table("item", rows // 2, 8, seed + 1)])
+
+    return make
