@@ -27,10 +27,11 @@ class FeatureSpec:
         value_dim: width of a dense feature; for ids the fixed number per row, 0 if it varies.
         num_rows: rows of the embedding table; 0 for dense features.
         embedding_dim: width of the embedding; 0 when the value itself is the input.
-        embedding_name: tables with the same name are shared; the feature's own name by default.
+        embedding_name: tables with the same name are shared; `<name>_emb` by default.
         pooling: "sum" or "mean" over the ids of a bag.
         weighted: ids carry weights.
         dense_embedding: the AutoDisEmbedding or MLPEmbedding message of a dense feature, or None.
+        embedding_constraints: the ParameterConstraints message (sharding) of its table, or None.
     """
 
     name: str
@@ -49,3 +50,4 @@ class FeatureSpec:
     storage: str = "AUTO"
     use_mask: bool = False
     dense_embedding: Message | None = None
+    embedding_constraints: Message | None = None

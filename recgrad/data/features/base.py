@@ -1,0 +1,318 @@
+"""What all feature kinds share: their inputs, FG modes, sequences, defaults and specs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from recgrad.config.messages import chosen
+from recgrad.data.faults import Faults
+from recgrad.data.features.columns import Bags, TypeFault, kept_offsets, read_bags, read_pairs, read_positions
+from recgrad.data.features.frame import Frame, Input, Pairs, Scope
+from recgrad.data.features.outputs import Dense, FloatOutput, IdOutput, Sparse
+from recgrad.data.features.spec import FeatureSpec, Kind
+from recgrad.data.features.weights import weighed
+from recgrad.data.hashing import Ints
+from recgrad.errors import DataError
+
+MODES = ("FG_NONE", "FG_NORMAL", "FG_DAG", "FG_BUCKETIZE")
+SIDES = ("user", "item", "context", "feature", "const")
+
+
+@dataclass(frozen=True)
+class SequenceSetting:
+    """How a feature is a sequence: its group's name if any, longest length (0: any), delimiter."""
+
+    name: str | None
+    length: int
+    delimiter: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a feature is told beside its own message."""
+
+    mode: str
+    multival_sep: str
+    sequence: SequenceSetting | None = None
+
+    @property
+    def generates(self) -> bool:
+        """Whether features are computed here (FG_NORMAL, FG_DAG), not read by their names."""
+        return self.mode in ("FG_NORMAL", "FG_DAG")
+
+
+class Feature:
+    """A feature of one kind: what it reads, how it is encoded, and what models see of it.
+
+    A kind overrides `expressions` (its inputs), `build_output` (its last step) and, unless it
+    passes its one input on, `transform`.
+    """
+
+    @classmethod
+    def build(cls, config: Any, setting: Setting) -> list[Feature]:
+        """The features of a message: one, but for groups."""
+        return [cls(config, setting)]
+
+    def __init__(self, config: Any, setting: Setting) -> None:
+        self.config = config
+        self.setting = setting
+        group = setting.sequence.name if setting.sequence else None
+        self.name = f"{group}__{config.feature_name}" if group else config.feature_name
+        self.stub = bool(config.stub_type)
+        _check_common(config, setting)
+        self.inputs = self._build_inputs()
+        self.needs: tuple[Feature, ...] = ()
+        self.output = self.build_output()
+        self.spec = self._build_spec()
+
+    # What a kind says.
+
+    def expressions(self) -> list[Input]:
+        """The inputs as the config names them: `name` holds the expression, such as "user:age"."""
+        raise NotImplementedError
+
+    def build_output(self) -> IdOutput | FloatOutput:
+        """The last step."""
+        raise NotImplementedError
+
+    def transform(self, inputs: list[Any], scope: Scope) -> Bags:
+        """The values of each bag, from the inputs' bags (or pairs)."""
+        bags: Bags = inputs[0]
+        return bags
+
+    @property
+    def weighted(self) -> bool:
+        """Whether ids carry weights."""
+        return False
+
+    # What holds for all kinds.
+
+    @property
+    def dependencies(self) -> tuple[str, ...]:
+        """Features whose results this one reads."""
+        return tuple(source.name for source in self.inputs if source.source == "feature")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Input columns, each once."""
+        return tuple(dict.fromkeys(source.name for source in self.inputs if source.source == "column"))
+
+    def link(self, features: Mapping[str, Feature]) -> None:
+        """Find the features that inputs name, and take over whether they are sequences."""
+        linked = []
+        for source in self.inputs:
+            if source.source == "feature":
+                group = self.setting.sequence.name if self.setting.sequence else None
+                name = source.name if source.name in features else f"{group}__{source.name}"
+                if name not in features:
+                    raise ValueError(f"'feature:{source.name}' must name a feature of this config")
+                source = replace(source, name=name, sequence=features[name].spec.sequence)
+            linked.append(source)
+        self.inputs = tuple(linked)
+        self.needs = tuple(features[name] for name in self.dependencies)
+        sequences = [source for source in self.inputs if source.sequence]
+        if self.setting.sequence is None and sequences:
+            raise ValueError(
+                f"input '{sequences[0].name}' is a sequence; use the sequence_ kind of this feature"
+            )
+        if self.setting.sequence is not None and not sequences:
+            raise ValueError(
+                "a sequence feature must have a sequence among its inputs; name it in sequence_fields"
+            )
+
+    def encode(self, frame: Frame, faults: Faults) -> Sparse | Dense:
+        """The ids or floats of a batch; bad rows are noted in `faults`."""
+        try:
+            if self.setting.sequence is None:
+                inputs = [self._read(frame, source, i == 0) for i, source in enumerate(self.inputs)]
+                return self._finish(inputs, Scope(faults, self.name, None))
+            return self._encode_sequence(frame, faults)
+        except TypeFault as error:
+            columns = ", ".join(f"'{name}'" for name in self.columns)
+            kind = self.config.DESCRIPTOR.name
+            raise DataError(
+                f"feature {self.name}: column {columns}: {error}; {kind} cannot read it"
+            ) from error
+
+    def _finish(self, inputs: list[Any], scope: Scope) -> Sparse | Dense:
+        bags = self.transform(inputs, scope) if self.setting.generates else inputs[0]
+        if self.weighted:
+            bags = weighed(bags, scope, self.inputs[0].name)
+        return self.output(bags, scope.report(bags, self.inputs[0].name))
+
+    def _read(self, frame: Frame, source: Input, first: bool) -> Any:
+        if source.source == "feature":
+            return frame.results[source.name].bags()
+        array = frame.array(source, first and self.spec.use_mask)
+        if source.pairs:
+            return Pairs(*read_pairs(array, source.separator or "\x1d"))
+        return read_bags(array, source.separator)
+
+    def _encode_sequence(self, frame: Frame, faults: Faults) -> Sparse | Dense:
+        assert self.setting.sequence is not None
+        read: list[Any] = []
+        row_offsets: Ints | None = None
+        for i, source in enumerate(self.inputs):
+            if not source.sequence:
+                read.append(self._read(frame, source, i == 0))
+                continue
+            bags, offsets = self._read_positions(frame, source, i == 0)
+            read.append(bags)
+            if row_offsets is None:
+                row_offsets = offsets
+            elif not np.array_equal(row_offsets, offsets):
+                wrong = np.diff(row_offsets) != np.diff(offsets)
+                faults.add(
+                    np.flatnonzero(wrong),
+                    column=source.name,
+                    feature=self.name,
+                    reason="has {value} positions, not as many as the other inputs",
+                    values=np.diff(offsets)[wrong],
+                    remedy="make the sequences of a row equally long",
+                )
+                return self._nothing(frame.size)
+        assert row_offsets is not None
+        rows = np.repeat(np.arange(frame.size), np.diff(row_offsets))
+        inputs = [
+            bags if source.sequence else bags.take(rows)
+            for source, bags in zip(self.inputs, read, strict=True)
+        ]
+        return replace(self._finish(inputs, Scope(faults, self.name, rows)), row_offsets=row_offsets)
+
+    def _nothing(self, size: int) -> Sparse | Dense:
+        """No positions at all: stands in for a result that faults make useless."""
+        offsets = np.zeros(size + 1, np.int64)
+        if self.spec.kind is Kind.SPARSE:
+            return Sparse(np.empty(0, np.int64), None, row_offsets=offsets)
+        return Dense(np.empty((0, self.spec.value_dim), np.float32), row_offsets=offsets)
+
+    def _read_positions(self, frame: Frame, source: Input, first: bool) -> tuple[Bags, Ints]:
+        assert self.setting.sequence is not None
+        if source.source == "feature":
+            result = frame.results[source.name]
+            assert result.row_offsets is not None
+            return result.bags(), result.row_offsets
+        array = frame.array(source, first and self.spec.use_mask)
+        bags, offsets = read_positions(array, self.setting.sequence.delimiter, source.separator)
+        longest = self.setting.sequence.length
+        lengths = np.diff(offsets)
+        if longest and len(lengths) and lengths.max() > longest:
+            keep = np.arange(len(bags)) - np.repeat(offsets[:-1], lengths) < longest
+            bags, offsets = bags.take(np.flatnonzero(keep)), kept_offsets(offsets, keep)
+        if self.setting.mode == "FG_NONE" and self.output.has_default:
+            bags, offsets = _with_positions(bags, offsets)
+        return bags, offsets
+
+    def _build_inputs(self) -> tuple[Input, ...]:
+        sequence = self.setting.sequence is not None
+        if not self.setting.generates:
+            separator = self.setting.multival_sep
+            return (
+                Input(
+                    self.name, sequence=sequence, separator=separator, pairs=self.weighted and not sequence
+                ),
+            )
+        expressions = self.expressions()
+        return tuple(self._resolve(source, len(expressions) == 1) for source in expressions)
+
+    def _resolve(self, source: Input, alone: bool) -> Input:
+        """The column, feature or constant that an expression names."""
+        side, colon, name = source.name.partition(":")
+        if not colon:
+            side, name = "", side
+        if not name or (colon and side not in SIDES):
+            raise ValueError(
+                f"an expression must be side:name with a side of {', '.join(SIDES)}, got {source.name!r}"
+            )
+        if side == "const":
+            return replace(source, name=name, source="const")
+        if side == "feature" and self.setting.mode == "FG_DAG":
+            return replace(source, name=name, source="feature")
+        if self.setting.sequence is None:
+            return replace(source, name=name)
+        fields = list(self.config.sequence_fields)
+        is_sequence = name in fields if fields else alone or side == "item"
+        group = self.setting.sequence.name
+        column = f"{group}__{name}" if group and is_sequence else name
+        return replace(source, name=column, sequence=is_sequence)
+
+    def _build_spec(self) -> FeatureSpec:
+        config, output = self.config, self.output
+        sparse = isinstance(output, IdOutput) or output.boundaries is not None
+        embedding = chosen(config, "dense_emb") if "dense_emb" in config.DESCRIPTOR.oneofs_by_name else None
+        if embedding and sparse:
+            raise ValueError(f"{embedding[0]} is for float values, but this feature makes ids; keep one")
+        if embedding and not config.embedding_dim:
+            raise ValueError(f"{embedding[0]} needs embedding_dim, the width of its output")
+        if config.embedding_dim and not sparse and not embedding and not self.stub:
+            raise ValueError(
+                "embedding_dim needs ids (boundaries, num_buckets …) or mlp or autodis;"
+                f" this feature is used as it is, got embedding_dim {config.embedding_dim}"
+            )
+        num_rows = 0
+        if isinstance(output, IdOutput):
+            num_rows = output.bucketizer.num_rows
+        elif output.boundaries is not None:
+            num_rows = output.boundaries.num_rows
+        return FeatureSpec(
+            name=self.name,
+            kind=Kind.SPARSE if sparse else Kind.DENSE,
+            sequence=self.setting.sequence is not None,
+            sequence_name=self.setting.sequence.name if self.setting.sequence else None,
+            value_dim=output.value_dim,
+            num_rows=num_rows,
+            embedding_dim=config.embedding_dim,
+            embedding_name=config.embedding_name or f"{self.name}_emb",
+            pooling=config.pooling.lower(),
+            weighted=self.weighted,
+            init_fn=config.init_fn if config.HasField("init_fn") else None,
+            trainable=config.trainable,
+            data_type=config.data_type,
+            storage=config.DESCRIPTOR.fields_by_name["storage"]
+            .enum_type.values_by_number[config.storage]
+            .name,
+            use_mask=config.use_mask,
+            dense_embedding=embedding[1] if embedding else None,
+            embedding_constraints=(
+                config.embedding_constraints if config.HasField("embedding_constraints") else None
+            ),
+        )
+
+
+def _with_positions(bags: Bags, offsets: Ints) -> tuple[Bags, Ints]:
+    """Rows without positions get one empty one, for the default to fill."""
+    lengths = np.diff(offsets)
+    if not len(lengths) or lengths.min() > 0:
+        return bags, offsets
+    longer = np.maximum(lengths, 1)
+    new = np.repeat(lengths == 0, longer)
+    bag_lengths = np.zeros(len(new), np.int64)
+    bag_lengths[~new] = bags.lengths
+    return (
+        Bags(bags.values, np.concatenate([[0], np.cumsum(bag_lengths)]), bags.weights),
+        np.concatenate([[0], np.cumsum(longer)]),
+    )
+
+
+def _check_common(config: Any, setting: Setting) -> None:
+    """Refuse what cannot hold for any kind."""
+    if not config.feature_name:
+        raise ValueError("feature_name must not be empty")
+    if config.pooling.lower() not in ("sum", "mean"):
+        raise ValueError(f"pooling must be sum or mean, got {config.pooling!r}")
+    for name in ("zch", "dynamicemb"):
+        if name in config.DESCRIPTOR.fields_by_name and config.HasField(name):
+            raise ValueError(f"{name} is not available; use hash_bucket_size with a large table instead")
+    if config.stub_type and setting.mode == "FG_NORMAL":
+        raise ValueError("stub_type needs fg_mode FG_DAG: only there features read each other")
+    if setting.sequence is None or setting.sequence.name is not None:
+        for name in ("sequence_length", "sequence_delim"):
+            if config.HasField(name):
+                where = "the sequence_feature" if setting.sequence else "a sequence_ kind of this feature"
+                raise ValueError(f"{name} belongs to {where}; remove it here")
+    if setting.sequence is None and config.sequence_fields:
+        raise ValueError("sequence_fields is for sequence features; remove it")

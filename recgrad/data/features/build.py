@@ -1,0 +1,95 @@
+"""Features from `feature_configs`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from recgrad.config.messages import chosen
+from recgrad.data.features.base import MODES, Feature, SequenceSetting, Setting
+from recgrad.data.features.registry import FEATURES
+from recgrad.errors import ConfigError, Problem
+from recgrad.registry import UnknownNameError
+
+
+def build_features(feature_configs: Sequence[Any], *, fg_mode: str, multival_sep: str) -> list[Feature]:
+    """The features of a config, in its order, groups taken apart.
+
+    Features with stub_type are left out; those that read them carry them along.
+
+    Args:
+        feature_configs: FeatureConfig messages.
+        fg_mode: "FG_NONE", "FG_NORMAL", "FG_DAG" or "FG_BUCKETIZE".
+        multival_sep: what separates values of a text when columns are already encoded.
+    """
+    if fg_mode not in MODES:
+        raise ConfigError(
+            [Problem("data_config.fg_mode", f"must be one of {', '.join(MODES)}, got {fg_mode!r}")]
+        )
+    if not multival_sep:
+        raise ConfigError([Problem("data_config.fg_encoded_multival_sep", "must not be empty")])
+    problems: list[Problem] = []
+    features: list[Feature] = []
+    for i, message in enumerate(feature_configs):
+        kind = chosen(message, "feature")
+        if kind is None:
+            problems.append(Problem(f"feature_configs[{i}]", "is empty; name a feature kind in it"))
+            continue
+        where = f"feature_configs[{i}].{kind[0]} '{_name(kind[1])}'"
+        try:
+            features.extend(FEATURES[kind[0]].build(kind[1], _setting(*kind, fg_mode, multival_sep)))
+        except (ValueError, UnknownNameError) as error:
+            problems.append(Problem(where, str(error)))
+    problems.extend(_link(features))
+    if problems:
+        raise ConfigError(problems)
+    return [feature for feature in features if not feature.stub]
+
+
+def in_order(features: Sequence[Feature]) -> list[Feature]:
+    """The features and the stubs they need, each after those that it reads."""
+    order: dict[str, Feature] = {}
+
+    def visit(feature: Feature, path: tuple[str, ...]) -> None:
+        if feature.name in path:
+            raise ValueError(f"features read each other in a circle: {' → '.join((*path, feature.name))}")
+        if feature.name not in order:
+            for needed in feature.needs:
+                visit(needed, (*path, feature.name))
+            order[feature.name] = feature
+
+    for feature in features:
+        visit(feature, ())
+    return list(order.values())
+
+
+def _name(message: Any) -> str:
+    return str(getattr(message, "feature_name", "") or getattr(message, "sequence_name", ""))
+
+
+def _setting(kind: str, message: Any, mode: str, multival_sep: str) -> Setting:
+    if not kind.startswith("sequence_") or kind == "sequence_feature":
+        return Setting(mode, multival_sep)
+    if not message.sequence_delim:
+        raise ValueError("sequence_delim must not be empty")
+    return Setting(mode, multival_sep, SequenceSetting(None, message.sequence_length, message.sequence_delim))
+
+
+def _link(features: list[Feature]) -> list[Problem]:
+    problems = []
+    known: dict[str, Feature] = {}
+    for feature in features:
+        if feature.name in known:
+            problems.append(Problem(f"feature '{feature.name}'", "is defined twice; rename one"))
+        known[feature.name] = feature
+    for feature in features:
+        try:
+            feature.link(known)
+        except ValueError as error:
+            problems.append(Problem(f"feature '{feature.name}'", str(error)))
+    if not problems:
+        try:
+            in_order(features)
+        except ValueError as error:
+            problems.append(Problem("feature_configs", str(error)))
+    return problems

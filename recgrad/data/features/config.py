@@ -1,0 +1,124 @@
+"""Buckets, defaults and normalizers as a feature's message sets them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from recgrad.config.messages import to_kwargs
+from recgrad.data.features.buckets import (
+    Boundaries,
+    Bucketizer,
+    HashBuckets,
+    NumBuckets,
+    Report,
+    vocabulary_of_dict,
+    vocabulary_of_file,
+    vocabulary_of_list,
+    whole_numbers,
+)
+from recgrad.data.features.columns import Values
+from recgrad.data.features.normalizers import build_normalizer
+from recgrad.data.features.outputs import FloatOutput, IdOutput
+from recgrad.data.hashing import Ints
+
+if TYPE_CHECKING:
+    from recgrad.data.features.base import Setting
+
+BUCKETS = ("hash_bucket_size", "num_buckets", "vocab_list", "vocab_dict", "vocab_file", "boundaries")
+_INTEGERS = ("int", "int32", "int64", "bigint")
+
+
+class AsIntegers:
+    """Reads values as integers before they are hashed or looked up: "012" is then 12."""
+
+    def __init__(self, bucketizer: Bucketizer) -> None:
+        self.bucketizer = bucketizer
+        self.num_rows = bucketizer.num_rows
+
+    def __call__(self, values: Values, report: Report) -> Ints:
+        """The ids of the integers."""
+        return self.bucketizer(whole_numbers(values, report), report)
+
+
+def bucket_setting(config: Any) -> str | None:
+    """The one field that says how ids are made, or None."""
+    fields = config.DESCRIPTOR.fields_by_name
+    given = [
+        name
+        for name in BUCKETS
+        if name in fields
+        and (len(getattr(config, name)) > 0 if fields[name].is_repeated else config.HasField(name))
+    ]
+    if len(given) > 1:
+        raise ValueError(f"only one of {', '.join(BUCKETS)} may be set, got {' and '.join(given)}")
+    return given[0] if given else None
+
+
+def separator_of(config: Any) -> str:
+    """The separator of multi-valued texts."""
+    if not config.separator:
+        raise ValueError("separator must not be empty")
+    return str(config.separator)
+
+
+def default_of(config: Any, setting: Setting) -> list[str] | None:
+    """The texts of the default values, in the place where the mode looks for them."""
+    if setting.mode == "FG_NONE":
+        text = config.fg_encoded_default_value
+        return str(text).split(setting.multival_sep) if text else None
+    if "default_value" not in config.DESCRIPTOR.fields_by_name:
+        return ["0"]
+    return str(config.default_value).split(separator_of(config)) if config.default_value else None
+
+
+def ids_output(config: Any, setting: Setting, *, value_dim: int = 0, weighted: bool = False) -> IdOutput:
+    """The last step of a feature that makes ids of texts or integers."""
+    bucketizer = _bucketizer(config, setting)
+    return IdOutput(bucketizer, default_of(config, setting), value_dim, weighted)
+
+
+def floats_output(config: Any, setting: Setting, *, value_dim: int) -> FloatOutput | IdOutput:
+    """The last step of a feature that computes floats, kept as they are or cut at boundaries."""
+    values = to_kwargs(config)
+    boundaries = Boundaries(values["boundaries"]) if values.get("boundaries") else None
+    normalizer = build_normalizer(values["normalizer"]) if values.get("normalizer") else None
+    default = default_of(config, setting)
+    if setting.mode == "FG_NONE":
+        if boundaries is not None:
+            return IdOutput(NumBuckets(boundaries.num_rows, "len(boundaries) + 1,"), default, value_dim)
+        remedy = "set fg_encoded_default_value, or fill the column"
+        return FloatOutput(None, None, default, value_dim, remedy)
+    if setting.mode == "FG_BUCKETIZE":
+        normalizer = None
+    return FloatOutput(normalizer, boundaries, default, value_dim, "set default_value, or fill the column")
+
+
+def _bucketizer(config: Any, setting: Setting) -> Bucketizer:
+    name = bucket_setting(config)
+    values = to_kwargs(config)
+    unknown = values.get("default_bucketize_value")
+    if unknown is not None and name not in ("vocab_list", "vocab_dict", "vocab_file"):
+        raise ValueError("default_bucketize_value needs vocab_list, vocab_dict or vocab_file")
+    default = values.get("default_value", "")
+    bucketizer: Bucketizer
+    if name == "hash_bucket_size":
+        bucketizer = HashBuckets(values[name])
+    elif name == "num_buckets":
+        bucketizer = NumBuckets(values[name])
+    elif name == "vocab_list":
+        bucketizer = vocabulary_of_list(values[name], default, unknown)
+    elif name == "vocab_dict":
+        bucketizer = vocabulary_of_dict(values[name], default, unknown)
+    elif name == "vocab_file":
+        path = os.path.join(values.get("asset_dir", ""), values[name])
+        bucketizer = vocabulary_of_file(path, default, unknown)
+    else:
+        known = [field for field in BUCKETS if field in config.DESCRIPTOR.fields_by_name]
+        raise ValueError(f"one of {', '.join(known)} must be set, got none")
+    if setting.mode == "FG_NONE":
+        return NumBuckets(bucketizer.num_rows, name if name.endswith(("size", "buckets")) else f"{name} size")
+    kind = str(values.get("fg_value_type", "")).lower()
+    if kind not in ("", "string", *_INTEGERS):
+        raise ValueError(f"fg_value_type must be string or int64, got {kind!r}")
+    return AsIntegers(bucketizer) if kind in _INTEGERS else bucketizer

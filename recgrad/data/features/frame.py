@@ -1,0 +1,103 @@
+"""What a feature reads from a batch: its inputs, and where their bad values lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recgrad.data.faults import Faults
+from recgrad.data.features.buckets import Report
+from recgrad.data.features.columns import Bags, Values, gather, take_values
+from recgrad.data.features.outputs import BagIndex, Dense, Sparse
+from recgrad.data.features.text import Mask
+from recgrad.data.hashing import Ints
+from recgrad.errors import DataError
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a feature.
+
+    Attributes:
+        name: of the column, or of the feature for source "feature", or the constant's text.
+        source: "column", "feature" or "const".
+        sequence: it has positions.
+        separator: where its texts are cut; None for never.
+        pairs: it holds `key:value` items or a map.
+    """
+
+    name: str
+    source: str = "column"
+    sequence: bool = False
+    separator: str | None = None
+    pairs: bool = False
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Keys in bags with a value for each; `has` is false where there is no value."""
+
+    keys: Bags
+    values: Values
+    has: Mask
+
+    def take(self, bags: Ints) -> Pairs:
+        """The bags at an index array."""
+        index, offsets = gather(self.keys.starts, bags)
+        return Pairs(
+            Bags(take_values(self.keys.values, index), offsets),
+            take_values(self.values, index),
+            self.has[index],
+        )
+
+
+class Frame:
+    """The columns of a batch, and what has been made of them so far."""
+
+    def __init__(
+        self, columns: Mapping[str, pa.Array], size: int, mask: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        self.columns = columns
+        self.size = size
+        self.mask = mask
+        self.results: dict[str, Sparse | Dense] = {}
+
+    def array(self, source: Input, masked: bool) -> pa.Array:
+        """A column, or a constant in every row; masked rows are null."""
+        if source.source == "const":
+            return pa.repeat(pa.scalar(source.name, pa.string()), self.size)
+        try:
+            array = self.columns[source.name]
+        except KeyError:
+            has = ", ".join(sorted(self.columns))
+            raise DataError(f"data: column '{source.name}' is missing (has: {has})") from None
+        if masked and self.mask is not None and array.type.id != pa.lib.Type_MAP:
+            array = pc.if_else(pa.array(self.mask), pa.scalar(None, array.type), array)
+        return array
+
+
+class Scope:
+    """Where the bags of a feature come from, so that bad values become bad rows."""
+
+    def __init__(self, faults: Faults, feature: str, rows: Ints | None) -> None:
+        self._faults = faults
+        self._feature = feature
+        self._rows = rows
+
+    def report(self, bags: Bags, column: str) -> Report:
+        """A Report for values of `bags`, which came from `column`."""
+
+        def report(where: Any, reason: str, values: Any, remedy: str) -> None:
+            bag = where.index if isinstance(where, BagIndex) else bags.bag_of(where)
+            rows = bag if self._rows is None else self._rows[bag]
+            self._faults.add(
+                rows, column=column, feature=self._feature, reason=reason, values=values, remedy=remedy
+            )
+
+        return report

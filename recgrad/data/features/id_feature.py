@@ -1,0 +1,29 @@
+"""Categories and ids: numbers or texts, one or several in a row, with weights if need be."""
+
+from __future__ import annotations
+
+from recgrad.data.features.base import Feature
+from recgrad.data.features.config import ids_output, separator_of
+from recgrad.data.features.frame import Input
+from recgrad.data.features.outputs import IdOutput
+from recgrad.data.features.registry import FEATURES
+
+
+@FEATURES.register("id_feature")
+@FEATURES.register("sequence_id_feature")
+class IdFeature(Feature):
+    """Ids of a column's values by num_buckets, hash or vocabulary."""
+
+    @property
+    def weighted(self) -> bool:
+        """Whether ids carry weights."""
+        return bool(self.config.weighted)
+
+    def expressions(self) -> list[Input]:
+        """The one column."""
+        pairs = self.weighted and self.setting.sequence is None
+        return [Input(self.config.expression, separator=separator_of(self.config), pairs=pairs)]
+
+    def build_output(self) -> IdOutput:
+        """Ids; the first value_dim of a row when that is set."""
+        return ids_output(self.config, self.setting, value_dim=self.config.value_dim, weighted=self.weighted)

@@ -1,0 +1,242 @@
+"""The last step of every feature: bags of values become ids or float vectors.
+
+Empty bags take the default value here. A default is given as the column would have it: it is
+bucketized, but not normalized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from recgrad.data.features.buckets import Boundaries, Bucketizer, Report
+from recgrad.data.features.columns import Bags, Values
+from recgrad.data.features.text import Text, halve, parse_floats
+from recgrad.data.hashing import Ints
+
+Float32s = npt.NDArray[np.float32]
+Normalizer = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Ids in bags; `lengths` is None when each bag holds one. `row_offsets` for sequences."""
+
+    values: Ints
+    lengths: npt.NDArray[np.int32] | None
+    weights: Float32s | None = None
+    row_offsets: Ints | None = None
+
+    def bags(self) -> Bags:
+        """The ids as values again, for features that read this one."""
+        if self.lengths is None:
+            return Bags(self.values)
+        offsets = np.zeros(len(self.lengths) + 1, np.int64)
+        np.cumsum(self.lengths, out=offsets[1:])
+        return Bags(self.values, offsets)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Float vectors: float32 [bags, width]. `row_offsets` for sequences."""
+
+    values: Float32s
+    row_offsets: Ints | None = None
+
+    def bags(self) -> Bags:
+        """The floats as values again, for features that read this one."""
+        width = self.values.shape[1]
+        offsets = None if width == 1 else np.arange(0, self.values.size + 1, width)
+        return Bags(self.values.reshape(-1), offsets)
+
+
+def refuse(_: Any, reason: str, values: Any, remedy: str) -> None:
+    """A Report for settings: the first bad value is an error of the config."""
+    if len(values):
+        raise ValueError(f"{reason.replace('{value}', repr(values[0]))}; {remedy}")
+
+
+class IdOutput:
+    """Ids of values.
+
+    Args:
+        bucketizer: gives the ids.
+        default: text of the default values, cut as the column is; None or [] leaves bags empty.
+        value_dim: ids kept of a bag, the first ones; 0 keeps all.
+        weighted: default values are `id:weight`, too.
+    """
+
+    def __init__(
+        self, bucketizer: Bucketizer, default: list[str] | None, value_dim: int, weighted: bool = False
+    ) -> None:
+        self.bucketizer = bucketizer
+        self.value_dim = value_dim
+        self.default_ids = np.empty(0, np.int64)
+        self.default_weights = np.empty(0, np.float32)
+        if default:
+            text = Text.of(pa.array(default, pa.large_string()))
+            weights = np.ones(len(text))
+            if weighted:
+                text, weight_text, has = halve(text, ":")
+                weights = np.where(has, parse_floats(weight_text)[0], 1.0) if has.any() else weights
+            self.default_ids = bucketizer(text, refuse)[: value_dim or None]
+            self.default_weights = weights.astype(np.float32)[: value_dim or None]
+
+    @property
+    def has_default(self) -> bool:
+        """Whether empty bags are filled."""
+        return len(self.default_ids) > 0
+
+    def __call__(self, bags: Bags, report: Report) -> Sparse:
+        """The ids of each bag."""
+        ids = self.bucketizer(bags.values, report)
+        weights = bags.weights
+        if bags.offsets is None:
+            return Sparse(ids, None, weights)
+        offsets = bags.offsets
+        lengths = np.diff(offsets)
+        if self.value_dim and len(lengths) and lengths.max() > self.value_dim:
+            keep = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths) < self.value_dim
+            ids, weights = ids[keep], None if weights is None else weights[keep]
+            lengths = np.minimum(lengths, self.value_dim)
+        empty = lengths == 0
+        if self.has_default and empty.any():
+            count = len(self.default_ids)
+            lengths = np.where(empty, count, lengths)
+            filled = np.repeat(empty, lengths)
+            ids = _merge(filled, ids, self.default_ids)
+            weights = None if weights is None else _merge(filled, weights, self.default_weights)
+        if len(lengths) == len(ids) and bool((lengths == 1).all()):
+            return Sparse(ids, None, weights)
+        return Sparse(ids, lengths.astype(np.int32), weights)
+
+
+def _merge(filled: npt.NDArray[np.bool_], values: npt.NDArray[Any], default: npt.NDArray[Any]) -> Any:
+    out = np.empty(len(filled), values.dtype)
+    out[~filled] = values
+    out[filled] = np.tile(default, int(filled.sum()) // len(default))
+    return out
+
+
+def numbers_of(values: Values, report: Report) -> npt.NDArray[Any]:
+    """Values as floats (integers stay integers); texts that are no numbers are faults."""
+    if not isinstance(values, Text):
+        return values
+    numbers, bad = parse_floats(values)
+    if bad.any():
+        report(bad, "{value} is not a number", values.take(bad), "mend the column, or leave such rows null")
+        numbers = np.where(bad, 0.0, numbers)
+    return numbers
+
+
+class FloatOutput:
+    """Float vectors, or ids of the buckets between boundaries.
+
+    Args:
+        normalizer: applied to values that are there, not to defaults.
+        boundaries: make ids; None keeps floats.
+        default: texts of the default vector (one for all places, or value_dim of them); None or []
+            allows no missing floats, and leaves bags of ids empty.
+        value_dim: values of a row; 0 allows any number, for ids only.
+        remedy: what to do about a missing value.
+    """
+
+    def __init__(
+        self,
+        normalizer: Normalizer | None,
+        boundaries: Boundaries | None,
+        default: list[str] | None,
+        value_dim: int,
+        remedy: str,
+    ) -> None:
+        self.normalizer = normalizer
+        self.boundaries = boundaries
+        self.value_dim = value_dim if boundaries is not None else max(value_dim, 1)
+        self.remedy = remedy
+        self.default = np.empty(0, np.float64)
+        if default:
+            text = Text.of(pa.array(default, pa.large_string()))
+            self.default = numbers_of(text, refuse)
+            if not np.isfinite(self.default).all():
+                raise ValueError(f"a default value must be finite, got {default}")
+            if len(self.default) == 1 and self.value_dim > 1:
+                self.default = np.repeat(self.default, self.value_dim)
+            if self.value_dim and len(self.default) != self.value_dim:
+                raise ValueError(
+                    f"a default value must have value_dim {self.value_dim} numbers, got {len(self.default)}"
+                )
+
+    @property
+    def has_default(self) -> bool:
+        """Whether missing values are filled."""
+        return len(self.default) > 0
+
+    def __call__(self, bags: Bags, report: Report) -> Sparse | Dense:
+        """The vector, or the buckets, of each bag."""
+        values = numbers_of(bags.values, report)
+        if self.normalizer is not None:
+            with np.errstate(all="ignore"):
+                values = self.normalizer(values)
+        if self.boundaries is None:
+            if values.dtype != np.float32:
+                with np.errstate(over="ignore"):
+                    values = values.astype(np.float32)
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            bad = ~np.isfinite(values)
+            report(
+                bad, "{value} is not a finite number", values[bad], "mend the column, or leave such rows null"
+            )
+            values = np.where(bad, values.dtype.type(0), values)
+        values, lengths = self._fill(values, bags, report)
+        if self.boundaries is not None:
+            return Sparse(self.boundaries(values), lengths)
+        return Dense(values.reshape(-1, self.value_dim))
+
+    def _fill(
+        self, values: npt.NDArray[Any], bags: Bags, report: Report
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32] | None]:
+        """Defaults put in, and every bag brought to value_dim values where that is asked for."""
+        if bags.offsets is None and self.value_dim <= 1:
+            return values, None
+        lengths = bags.lengths
+        empty = lengths == 0
+        if self.has_default and empty.any():
+            lengths = np.where(empty, len(self.default), lengths)
+            if values.dtype.kind != "f":
+                values = values.astype(np.float64)
+            values = _merge(np.repeat(empty, lengths), values, self.default.astype(values.dtype))
+        if self.value_dim:
+            wrong = lengths != self.value_dim
+            if self.boundaries is not None:
+                wrong &= ~empty
+            if wrong.any():
+                self._report_lengths(wrong, lengths, bags, report)
+                values = np.zeros(len(lengths) * self.value_dim, values.dtype)
+                lengths = np.full(len(lengths), self.value_dim)
+        if bool((lengths == 1).all()):
+            return values, None
+        return values, lengths.astype(np.int32)
+
+    def _report_lengths(self, wrong: Any, lengths: Ints, bags: Bags, report: Report) -> None:
+        bag = BagIndex(np.flatnonzero(wrong))
+        missing = lengths[bag.index] == 0
+        report(BagIndex(bag.index[missing]), "a value is missing", np.full(missing.sum(), None), self.remedy)
+        counts = lengths[bag.index[~missing]]
+        report(
+            BagIndex(bag.index[~missing]),
+            "has {value} values, not value_dim " + str(self.value_dim),
+            counts,
+            "make all rows equally long, or set value_dim to their length",
+        )
+
+
+@dataclass(frozen=True)
+class BagIndex:
+    """Marks positions given to a Report as bags, not values."""
+
+    index: Ints

@@ -1,0 +1,33 @@
+"""Groups of sequences of equal lengths, such as the items, categories and times of past clicks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recgrad.config.messages import chosen
+from recgrad.data.features.base import Feature, SequenceSetting, Setting
+from recgrad.data.features.registry import FEATURES
+
+
+@FEATURES.register("sequence_feature")
+class SequenceFeature(Feature):
+    """A group: its members are features named `<sequence_name>__<feature_name>`."""
+
+    @classmethod
+    def build(cls, config: Any, setting: Setting) -> list[Feature]:
+        """The members, each a sequence cut as the group says."""
+        if not config.features:
+            raise ValueError("a sequence_feature must have features")
+        if not config.sequence_delim:
+            raise ValueError("sequence_delim must not be empty")
+        if config.sequence_length < 1:
+            raise ValueError(f"sequence_length must be at least 1, got {config.sequence_length}")
+        group = SequenceSetting(config.sequence_name, config.sequence_length, config.sequence_delim)
+        inner = Setting(setting.mode, setting.multival_sep, group)
+        members: list[Feature] = []
+        for member in config.features:
+            kind = chosen(member, "feature")
+            if kind is None:
+                raise ValueError("an entry of features is empty; name a feature kind in it")
+            members.extend(FEATURES[kind[0]].build(kind[1], inner))
+        return members
