@@ -183,7 +183,7 @@ def _run(
         model_dir=folder,
         step=state.step,
         metrics=dict(last_metrics),
-        samples_per_sec=state.samples / max(state.elapsed_secs, 1e-9),
+        samples_per_sec=trainer.samples_here / max(trainer.elapsed_secs, 1e-9),
         stopped=state.stopped,
         exit_code=stop.exit_code,
         hint=hint,

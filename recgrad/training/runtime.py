@@ -9,6 +9,7 @@ import ctypes
 import os
 import random
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,8 @@ def use_all_cores(num_threads: int | None = None) -> int:
 
     threads = num_threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
-    numba.set_num_threads(min(threads, numba.get_num_threads()))
+    settings: Any = numba.config
+    numba.set_num_threads(min(threads, settings.NUMBA_NUM_THREADS))
     return threads
 
 

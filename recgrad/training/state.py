@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class TrainState:
-    """Progress of a run.
+    """Progress of a run. Nothing here depends on the clock, so a resumed run has the same bytes.
 
     Attributes:
         step: finished updates.
@@ -19,7 +19,6 @@ class TrainState:
         best: the best value so far of each watched metric, and the step it was reached at.
         stale_evaluations: evaluations since the early-stopping metric last improved.
         stopped: why the run ended before its length, or "".
-        elapsed_secs: time spent training, over all resumed parts of the run.
     """
 
     step: int = 0
@@ -30,7 +29,6 @@ class TrainState:
     best: dict[str, dict[str, float]] = field(default_factory=dict)
     stale_evaluations: int = 0
     stopped: str = ""
-    elapsed_secs: float = 0.0
 
     def to_tree(self) -> dict[str, Any]:
         """As plain values for a checkpoint."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,8 @@ class Trainer:
         self.skip_non_finite = skip_non_finite
         self._evaluate = evaluate
         self._save = save
+        self.elapsed_secs = 0.0  # in steps of this process, evaluation and saving left out
+        self.samples_here = 0  # rows trained on by this process
         self._recent_norms: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_NORMS)
         self._pending = _Pending()
 
@@ -79,6 +82,7 @@ class Trainer:
         """Train until the length is reached, a hook ends the run, or a signal asks to stop."""
         try:
             self._call("on_start")
+            self._pending = _Pending()
             while not self.finished:
                 self._run_epoch()
             self._call("on_end")
@@ -96,7 +100,8 @@ class Trainer:
         """Evaluate with averaged weights where there are some; schedules and hooks see the result."""
         if self._evaluate is None:
             return {}
-        metrics = self._evaluate(self)
+        with self._pending.excluded():
+            metrics = self._evaluate(self)
         self.updater.observe(metrics)
         self._call("after_evaluation", metrics)
         return metrics
@@ -104,7 +109,8 @@ class Trainer:
     def save(self) -> None:
         """Hand a checkpoint of this moment to the writer."""
         if self._save is not None:
-            self._save(self)
+            with self._pending.excluded():
+                self._save(self)
             self._call("after_save")
 
     def end(self, reason: str) -> None:
@@ -170,7 +176,8 @@ class Trainer:
 
     def _report(self) -> StepReport:
         report = self._pending.report(self.state.step)
-        self.state.elapsed_secs += report.step_secs
+        self.elapsed_secs += report.step_secs
+        self.samples_here += report.samples
         self._pending = _Pending()
         return report
 
@@ -197,6 +204,7 @@ class _Pending:
         self.samples = 0
         self.micro_batches = 0
         self.data_wait_secs = 0.0
+        self.excluded_secs = 0.0
         self.losses: dict[str, float] = {}
         self.rates: Mapping[str, float] = {}
         self.grad_norm: float | Tensor | None = None
@@ -215,8 +223,15 @@ class _Pending:
             grad_norm=None if self.grad_norm is None else float(self.grad_norm),
             samples=self.samples,
             data_wait_secs=self.data_wait_secs,
-            step_secs=time.perf_counter() - self.started,
+            step_secs=time.perf_counter() - self.started - self.excluded_secs,
         )
+
+    @contextmanager
+    def excluded(self) -> Iterator[None]:
+        """Time that is not the step's: evaluation and saving."""
+        before = time.perf_counter()
+        yield
+        self.excluded_secs += time.perf_counter() - before
 
 
 def _is_finite(value: float) -> bool:

@@ -1,0 +1,62 @@
+"""Process settings: threads, generators, and that imports change nothing."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import numpy as np
+import torch
+
+from recgrad.training.runtime import rng_state, seed_everything, set_rng_state, use_all_cores
+
+
+def draws() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
+
+
+def test_generators_go_on_where_they_were() -> None:
+    seed_everything(7)
+    draws()
+    state = rng_state()
+    expected = [draws() for _ in range(3)]
+    seed_everything(8)
+    set_rng_state(state)
+    assert [draws() for _ in range(3)] == expected
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    seed_everything(2**40 + 1)
+    first = draws()
+    seed_everything(2**40 + 1)
+    assert draws() == first
+    seed_everything(5)
+    assert draws() != first
+
+
+def test_torch_and_numba_get_the_same_threads() -> None:
+    import numba
+
+    before = torch.get_num_threads(), numba.get_num_threads()
+    try:
+        for threads in (1, before[1], 1):
+            assert use_all_cores(threads) == threads
+        assert (torch.get_num_threads(), numba.get_num_threads()) == (1, 1)
+    finally:
+        torch.set_num_threads(before[0])
+        numba.set_num_threads(before[1])
+
+
+def test_importing_the_package_is_light_and_changes_nothing() -> None:
+    program = (
+        "import os, sys, logging, random\n"
+        "environment, state, handlers = dict(os.environ), random.getstate(), list(logging.root.handlers)\n"
+        "import recgrad, recgrad.config, recgrad.cli.main\n"
+        "recgrad.cli.main.build_parser()\n"
+        "heavy = {'torch', 'numba', 'pyarrow', 'matplotlib', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "assert dict(os.environ) == environment and random.getstate() == state\n"
+        "assert logging.root.handlers == handlers\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
