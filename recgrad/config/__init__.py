@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from recgrad.config.check import Report, check_config
+from recgrad.config.edit import edit_config
 from recgrad.config.legacy import LegacyWarning
 from recgrad.config.load import LoadedConfig, load_config, load_with_locations, save_config
 from recgrad.config.locations import Locations
@@ -13,7 +15,10 @@ __all__ = [
     "LoadedConfig",
     "Locations",
     "PipelineConfig",
+    "Report",
+    "check_config",
     "chosen",
+    "edit_config",
     "load_config",
     "load_with_locations",
     "save_config",

@@ -29,7 +29,7 @@ _CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
 class LoadedConfig(NamedTuple):
     """A config, where its fields stand in its file, and what to warn the user of."""
 
-    config: PipelineConfig
+    message: PipelineConfig
     locations: Locations
     warnings: tuple[str, ...] = ()
 
@@ -46,7 +46,7 @@ def load_config(source: Source) -> PipelineConfig:
     loaded = load_with_locations(source)
     for warning in loaded.warnings:
         warnings.warn(warning, LegacyWarning, stacklevel=2)
-    return loaded.config
+    return loaded.message
 
 
 def load_with_locations(source: Source) -> LoadedConfig:

@@ -21,6 +21,7 @@ _WHOLE = {
     FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
 }
 _REAL = (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE)
+NUMERIC = (*_WHOLE, *_REAL)
 _MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 _LONGEST_SUGGESTED = 80
 _TRUE, _FALSE = ("true", "True"), ("false", "False")

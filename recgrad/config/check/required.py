@@ -1,0 +1,66 @@
+"""Fields and choices that a config cannot do without."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from recgrad.config.check.rule import CHECKS, Context, Node
+
+# Where a feature's input comes from; not needed when the data holds encoded features.
+_INPUTS = frozenset({"expression", "map", "key", "nested_map", "pkey", "skey", "query", "title", "document"})
+_MAY_BE_EMPTY = frozenset({"eval_input_path"})
+_CHOICES = {
+    ("FeatureConfig", "feature"): "names no feature",
+    ("SeqFeatureConfig", "feature"): "names no feature",
+    ("ModelConfig", "model"): "names no model",
+    ("DenseOptimizer", "optimizer"): "names no optimizer",
+    ("SparseOptimizer", "optimizer"): "names no optimizer",
+    ("PartOptimizer", "optimizer"): "names no optimizer",
+    ("SparsePartOptimizer", "optimizer"): "names no optimizer",
+    ("MetricConfig", "metric"): "names no metric",
+    ("TrainMetricConfig", "metric"): "names no metric",
+    ("SeqEncoderConfig", "seq_module"): "names no encoder",
+}
+
+
+@CHECKS.register("required fields")
+def check_required(context: Context) -> None:
+    """Report required fields that are missing or empty."""
+    for section in ("train_config", "data_config", "model_config"):
+        if not context.config.HasField(section):
+            context.problem(section, "is missing")
+    if not context.config.feature_configs:
+        context.problem("feature_configs", "is missing; a model needs features")
+    for node in context.nodes:
+        for field in _required_fields(node.message.DESCRIPTOR):
+            _check_field(context, node, field)
+
+
+@CHECKS.register("choices")
+def check_choices(context: Context) -> None:
+    """Report oneofs that must hold something and hold nothing."""
+    for (kind, oneof), what in _CHOICES.items():
+        for node in context.of(kind):
+            if node.message.WhichOneof(oneof) is None:
+                context.problem(node.path, what)
+    for node in context.of("LossConfig"):
+        if node.message.WhichOneof("loss") is None and node.message.WhichOneof("sid_loss") is None:
+            context.problem(node.path, "names no loss")
+
+
+@lru_cache(maxsize=1024)
+def _required_fields(message: Any) -> tuple[Any, ...]:
+    return tuple(field for field in message.fields if field.is_required)
+
+
+def _check_field(context: Context, node: Node, field: Any) -> None:
+    """A required field must be set, unless it has a default; required text must not be empty."""
+    of_feature = "feature_name" in node.message.DESCRIPTOR.fields_by_name
+    if of_feature and field.name in _INPUTS and not context.encodes:
+        return
+    if not node.message.HasField(field.name):
+        if not field.has_default_value:
+            context.problem(node.path, f"'{field.name}' is required")
+    elif getattr(node.message, field.name) == "" and field.name not in _MAY_BE_EMPTY:
+        context.problem(node.at(field.name), "is empty")

@@ -1,0 +1,265 @@
+"""What a rule of the check is, and what it sees of the config."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from recgrad.config.check.report import Report
+from recgrad.config.check.unsupported import KINDS, unsupported
+from recgrad.config.locations import Locations
+from recgrad.config.proto.data_pb2 import FG_DAG, FG_NORMAL
+from recgrad.config.proto.pipeline_pb2 import PipelineConfig
+from recgrad.config.values import show, suggest
+from recgrad.errors import Problem
+from recgrad.registry import Registry
+
+Rule = Callable[["Context"], None]
+
+CHECKS: Registry[Rule] = Registry("check", "recgrad.config.check")
+
+MAX_PROBLEMS = 500
+MAX_SUGGESTIONS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A message that the config sets, and its path."""
+
+    path: str
+    message: Any
+
+    @property
+    def kind(self) -> str:
+        """The name of the message's type."""
+        return str(self.message.DESCRIPTOR.name)
+
+    def at(self, field: str) -> str:
+        """The path of one of its fields."""
+        return f"{self.path}.{field}" if self.path else field
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A feature as groups name it.
+
+    Attributes:
+        name: members of a sequence_feature are `sequence__member`.
+        choice: the member of the oneof, such as `id_feature`.
+        node: its message.
+        sequence: one value a position instead of one a row.
+    """
+
+    name: str
+    choice: str
+    node: Node
+    sequence: bool
+
+
+class Context:
+    """The config under check, and what has been found so far."""
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        locations: Locations,
+        available: Mapping[str, Collection[str]] | None,
+        rows: int | None,
+        cpu_flags: Collection[str] | None,
+    ) -> None:
+        self.config = config
+        self.locations = locations
+        self.available = available
+        self.rows = rows
+        self.cpu_flags = cpu_flags
+        self._problems: list[tuple[int, Problem]] = []
+        self._hints: list[tuple[int, Problem]] = []
+        self._suggestions = 0
+
+    def problem(self, path: str, what: str) -> None:
+        """Report something that stops a run."""
+        if len(self._problems) < MAX_PROBLEMS:
+            self._problems.append((self.locations.line(path) or 0, Problem(self.locations.where(path), what)))
+
+    def hint(self, path: str, what: str) -> None:
+        """Report something unusual."""
+        if len(self._hints) < MAX_PROBLEMS:
+            self._hints.append((self.locations.line(path) or 0, Problem(self.locations.where(path), what)))
+
+    def report(self) -> Report:
+        """All that was found, in the order of the file, each thing once."""
+        return Report(*(_in_order(found) for found in (self._problems, self._hints)))
+
+    def suggest(self, name: str, known: Iterable[str]) -> str:
+        """`; did you mean 'x'?`, for the first unknown names; comparing many would take long."""
+        self._suggestions += 1
+        return suggest(name, known) if self._suggestions <= MAX_SUGGESTIONS else ""
+
+    def unknown(self, path: str, what: str, name: str, known: Collection[str]) -> None:
+        """Report a name that is not among the known ones."""
+        hint = self.suggest(name, known)
+        if not hint:
+            names = sorted(known)
+            listed = ", ".join(names[:12]) + (" …" if len(names) > 12 else "")
+            hint = f" (has: {listed})" if names else ""
+        self.problem(path, f"no {what} {show(name)}{hint}")
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """Every message that is set, outermost first, without those that are refused anyway."""
+        found: list[Node] = []
+        self.refusals: list[tuple[str, str]] = []
+        stack = [Node("", self.config)]
+        while stack:
+            node = stack.pop()
+            found.append(node)
+            stack.extend(reversed(list(self._children(node))))
+        return tuple(found)
+
+    def _children(self, node: Node) -> Iterator[Node]:
+        for field, value in node.message.ListFields():
+            path = node.at(field.name)
+            refusal = self._refusal(node, field, value)
+            if refusal is not None:
+                self.refusals.append((path, refusal))
+            elif field.message_type is None or not _walked(field.message_type):
+                continue
+            elif field.is_repeated:
+                for i, item in enumerate(value):
+                    yield Node(f"{path}[{i}]", item)
+            else:
+                yield Node(path, value)
+
+    def _refusal(self, node: Node, field: Any, value: Any) -> str | None:
+        oneof = field.containing_oneof
+        kind = None if oneof is None else KINDS.get((node.kind, oneof.name))
+        if kind is not None and self.available is not None and kind in self.available:
+            known = self.available[kind]
+            if field.name not in known:
+                return not_supported(field.name, known)
+        return unsupported(node.kind, field, value)
+
+    def of(self, *kinds: str) -> Iterator[Node]:
+        """The set messages of some types."""
+        for kind in kinds:
+            yield from self._by_kind.get(kind, ())
+
+    @cached_property
+    def _by_kind(self) -> dict[str, list[Node]]:
+        by_kind: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            by_kind.setdefault(node.kind, []).append(node)
+        return by_kind
+
+    def chosen(self, node: Node, oneof: str) -> Node | None:
+        """The chosen member of a oneof, or None when there is none or it is refused."""
+        name = node.message.WhichOneof(oneof)
+        if name is None:
+            return None
+        path = node.at(name)
+        return self._by_path.get(path)
+
+    @cached_property
+    def _by_path(self) -> dict[str, Node]:
+        return {node.path: node for node in self.nodes}
+
+    @property
+    def encodes(self) -> bool:
+        """Whether features are encoded while reading, so that their expressions are needed."""
+        return self.config.data_config.fg_mode in (FG_NORMAL, FG_DAG)
+
+    @cached_property
+    def features(self) -> tuple[Feature, ...]:
+        """All features that are not refused; the members of sequences one by one."""
+        found: list[Feature] = []
+        for node in self.of("FeatureConfig"):
+            feature = self.chosen(node, "feature")
+            choice = node.message.WhichOneof("feature")
+            if feature is None:
+                continue
+            if choice != "sequence_feature":
+                found.append(
+                    Feature(feature.message.feature_name, choice, feature, choice.startswith("sequence_"))
+                )
+                continue
+            for i, member in enumerate(feature.message.features):
+                inner = self.chosen(Node(f"{feature.path}.features[{i}]", member), "feature")
+                if inner is not None:
+                    name = f"{feature.message.sequence_name}__{inner.message.feature_name}"
+                    found.append(Feature(name, str(member.WhichOneof("feature")), inner, True))
+        return tuple(found)
+
+    @cached_property
+    def feature_names(self) -> dict[str, Feature]:
+        """Features by name."""
+        return {feature.name: feature for feature in self.features}
+
+    @cached_property
+    def all_features_known(self) -> bool:
+        """Whether no feature was refused, so that an unknown name is a mistake of its own."""
+        self.nodes  # noqa: B018  (fills the refusals)
+        return not any(path.startswith("feature_configs") for path, _ in self.refusals)
+
+    def ranged(
+        self,
+        node: Node,
+        field: str,
+        low: float = -math.inf,
+        high: float = math.inf,
+        *,
+        above: bool = False,
+        below: bool = False,
+    ) -> None:
+        """Report a number outside low … high; `above` and `below` leave the bounds out.
+
+        Values that are not finite are left to the rule on those.
+        """
+        value = getattr(node.message, field)
+        if not math.isfinite(value):
+            return
+        fits = (value > low if above else value >= low) and (value < high if below else value <= high)
+        if not fits:
+            self.problem(node.at(field), f"must be {_range(low, high, above, below)}, got {number(value)}")
+
+    def one_of(self, node: Node, field: str, known: Collection[str]) -> None:
+        """Report text that is none of the known words."""
+        value = getattr(node.message, field)
+        if value not in known:
+            words = ", ".join(f"'{word}'" for word in known)
+            hint = self.suggest(value, [word for word in known if word])
+            self.problem(node.at(field), f"must be one of {words}, got {show(value)}{hint}")
+
+
+def number(value: float) -> str:
+    """A number as the user wrote it: floats of the schema have about seven digits."""
+    return f"{value:.7g}"
+
+
+def not_supported(name: str, known: Collection[str]) -> str:
+    """The error for a choice that is not built."""
+    return f"'{name}' is not supported yet; available: {', '.join(sorted(known)) or 'none'}"
+
+
+def _walked(message: Any) -> bool:
+    """Whether fields of a message are the schema's, not those of a map or of free-form JSON."""
+    return not message.GetOptions().map_entry and message.full_name != "google.protobuf.Struct"
+
+
+def _range(low: float, high: float, above: bool, below: bool) -> str:
+    if low > -math.inf and high < math.inf:
+        return f"in {'(' if above else '['}{number(low)}, {number(high)}{')' if below else ']'}"
+    if low > -math.inf:
+        return f"greater than {number(low)}" if above else f"at least {number(low)}"
+    return f"less than {number(high)}" if below else f"at most {number(high)}"
+
+
+def _in_order(found: list[tuple[int, Problem]]) -> tuple[Problem, ...]:
+    """Problems by line, each once; those without a line first."""
+    ordered = dict.fromkeys(problem for _, problem in sorted(found, key=lambda item: item[0]))
+    problems = tuple(ordered)
+    if len(found) >= MAX_PROBLEMS:
+        problems += (Problem("", f"more than {MAX_PROBLEMS} of these; the rest is not shown"),)
+    return problems

@@ -1,0 +1,65 @@
+"""What the schema knows and nothing here builds: asking for it is an error, never silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+KINDS = {
+    ("DenseOptimizer", "optimizer"): "dense_optimizer",
+    ("PartOptimizer", "optimizer"): "dense_optimizer",
+    ("SparseOptimizer", "optimizer"): "sparse_optimizer",
+    ("SparsePartOptimizer", "optimizer"): "sparse_optimizer",
+    ("DenseOptimizer", "learning_rate"): "schedule",
+    ("PartOptimizer", "learning_rate"): "schedule",
+    ("SparseOptimizer", "learning_rate"): "schedule",
+    ("SparsePartOptimizer", "learning_rate"): "schedule",
+    ("Stage", "learning_rate"): "schedule",
+    ("LossConfig", "loss"): "loss",
+    ("LossConfig", "sid_loss"): "loss",
+    ("MetricConfig", "metric"): "metric",
+    ("TrainMetricConfig", "metric"): "train_metric",
+    ("ModelConfig", "model"): "model",
+    ("FeatureConfig", "feature"): "feature",
+    ("SeqFeatureConfig", "feature"): "feature",
+    ("DataConfig", "sampler"): "sampler",
+    ("SeqEncoderConfig", "seq_module"): "sequence_encoder",
+}
+"""Which oneofs hold a kind of component, by message and oneof."""
+
+_UNSUPPORTED = {
+    "*.zch": "use num_buckets, hash_bucket_size or a vocabulary",
+    "*.dynamicemb": "use num_buckets, hash_bucket_size or a vocabulary",
+    "*.asset_dir": "give vocab_file a path that can be read as it is",
+    "*.stub_type": "leave the feature out of the feature groups instead",
+    "*.use_mask": "leave it out",
+    "*.fg_value_type": "leave it out; types are those of the data",
+    "*.embedding_constraints": "leave it out",
+    "ModelConfig.kernel": "use PYTORCH",
+    "DataConfig.sample_mask_prob": "leave it out",
+    "DataConfig.negative_sample_mask_prob": "leave it out",
+    "DataConfig.force_base_data_group": "leave it out",
+    "DataConfig.is_orderby_partition": "leave it out",
+    "DataConfig.odps_data_quota_name": "leave it out",
+    "DataConfig.odps_data_compression": "leave it out",
+    "DataConfig.sample_cost_field": "use batch_size",
+    "DataConfig.batch_cost_size": "use batch_size",
+    "TrainConfig.global_embedding_constraints": "leave it out",
+    "TrainConfig.save_checkpoints_timestamp_interval": "use save_checkpoints_steps",
+    "TrainConfig.save_checkpoints_timestamps": "use save_checkpoints_steps",
+    "TrainConfig.save_checkpoints_timestamp_quorum": "use save_checkpoints_steps",
+    "TrainConfig.delta_embedding_dump_config": "leave it out",
+}
+"""`Message.field`, or `*.field` for that field of every message, and what to do instead.
+
+A field counts as asked for when it is set to something other than its default.
+"""
+
+
+def unsupported(message: str, field: Any, value: Any) -> str | None:
+    """The error for a field that nothing implements, or None."""
+    remedy = _UNSUPPORTED.get(f"{message}.{field.name}") or _UNSUPPORTED.get(f"*.{field.name}")
+    if remedy is None:
+        return None
+    if not field.is_repeated and field.message_type is None and value == field.default_value:
+        return None
+    return f"'{field.name}' is not supported yet; {remedy}"
