@@ -6,21 +6,19 @@ from typing import TYPE_CHECKING
 
 from recgrad.config.messages import chosen, to_kwargs
 from recgrad.errors import ConfigError
+from recgrad.losses.base import Loss
 from recgrad.registry import Registry, import_object
 
 if TYPE_CHECKING:
     from recgrad.config.proto.loss_pb2 import LossConfig
-    from recgrad.losses.base import Loss
 
 LOSSES: Registry[type[Loss]] = Registry("loss", "recgrad.losses")
 
-__all__ = ["LOSSES", "build_loss"]
+__all__ = ["LOSSES", "Loss", "build_loss"]
 
 
 def build_loss(config: LossConfig) -> Loss:
     """The loss that a LossConfig names, with its options; `.config_name` is the name."""
-    from recgrad.losses.base import Loss
-
     choice = chosen(config, "loss")
     if choice is None:
         other = chosen(config, "sid_loss")
@@ -35,7 +33,7 @@ def build_loss(config: LossConfig) -> Loss:
     cls = LOSSES[name] if name != "custom_loss" else import_object(kwargs["class_path"])
     if not (isinstance(cls, type) and issubclass(cls, Loss)):
         raise ConfigError(
-            f"custom_loss: {message.class_path} is not a subclass of recgrad.losses.base.Loss; "
+            f"custom_loss: {message.class_path} is not a subclass of recgrad.losses.Loss; "
             "subclass it and write rows(logits, labels, session)"
         )
     try:

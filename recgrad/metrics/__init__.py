@@ -147,8 +147,9 @@ def _custom(message: Any) -> Metric:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"metrics.custom_metric {kwargs['class_path']}: {error}") from error
     metric.config_name = "custom_metric"
-    if not hasattr(metric, "needs_key"):
-        metric.needs_key = False
+    for name, default in (("needs_key", False), ("display_name", cls.__name__)):
+        if not hasattr(metric, name):
+            setattr(metric, name, default)
     if metric.needs_key and not getattr(metric, "grouping_key", None):
         raise ConfigError(
             f"metrics.custom_metric {kwargs['class_path']}: needs a key but has no grouping_key; "

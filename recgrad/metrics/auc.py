@@ -77,6 +77,11 @@ def bin_counts(preds: Tensor, target: Tensor, bins: int, name: str) -> Tensor:
     except RecgradError as error:
         raise type(error)(f"{error}; set exact to rank by scores of any scale") from error
     labels = binary_of(target, len(preds), name)
-    place = torch.logit(preds.float()).add_(LOGIT_RANGE).mul_(bins / (2 * LOGIT_RANGE))
-    place = place.clamp_(0, bins - 1).long() + bins * labels.long()
+    place = logit_bins(preds, bins) + bins * labels.long()
     return torch.bincount(place, minlength=2 * bins).reshape(2, bins)
+
+
+def logit_bins(probabilities: Tensor, bins: int) -> Tensor:
+    """The bin of each probability, of bins of equal width in logit space."""
+    place = torch.logit(probabilities.float()).add_(LOGIT_RANGE).mul_(bins / (2 * LOGIT_RANGE))
+    return place.clamp_(0, bins - 1).long()

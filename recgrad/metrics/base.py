@@ -103,6 +103,11 @@ class Metric(torchmetrics.Metric):
         """The config name, or the class when it was built by hand."""
         return self.config_name or type(self).__name__
 
+    @property
+    def display_name(self) -> str:
+        """The name in logs and reports, such as `recall@5`."""
+        return self.name
+
     def _joined(self, name: str) -> Tensor:
         value = getattr(self, name)
         if isinstance(value, Tensor):
@@ -209,3 +214,25 @@ def check_soft_labels(labels: Tensor, name: str) -> Tensor:
                 f"{name}: label {labels[row].item():g} at row {row} of the batch is not in [0, 1]"
             )
     return labels
+
+
+def values_of(preds: Tensor, name: str) -> Tensor:
+    """Predicted numbers [rows]; nan is an error."""
+    preds = preds.detach()
+    if preds.dim() == 2 and preds.shape[1] == 1:
+        preds = preds[:, 0]
+    if preds.dim() != 1:
+        raise ValueError(f"{name}: preds must be [rows], got {list(preds.shape)}")
+    check_numbers(preds, name)
+    return preds
+
+
+def finite_target(target: Tensor, rows: int, name: str) -> Tensor:
+    """Labels [rows] that must be finite."""
+    target = target_of(target, rows, name)
+    if target.is_floating_point() and not torch.isfinite(target).all():
+        row = int(torch.isfinite(target).logical_not().nonzero()[0])
+        raise RecgradError(
+            f"{name}: label {target[row].item():g} at row {row} of the batch is not a finite number"
+        )
+    return target

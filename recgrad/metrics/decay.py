@@ -57,6 +57,11 @@ class Decayed(Metric):
         self._add("folded", torch.tensor(0))
         self._add("closed", torch.zeros((0, 1 + metric.sums().numel()), dtype=torch.float64))
 
+    @property
+    def display_name(self) -> str:
+        """That of the metric."""
+        return self.metric.display_name
+
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Take in a batch."""
         self.metric.update(preds, target)

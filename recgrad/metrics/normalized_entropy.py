@@ -1,0 +1,53 @@
+"""Cross entropy relative to that of the base rate (He et al., 2014)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recgrad.metrics import METRICS, TRAIN_METRICS
+from recgrad.metrics.base import Metric, Value, check_soft_labels, probabilities_of, target_of
+from recgrad.metrics.log_loss import cross_entropy
+
+
+@TRAIN_METRICS.register("normalized_entropy")
+@METRICS.register("normalized_entropy")
+class NormalizedEntropy(Metric):
+    """Mean cross entropy / entropy of the mean label; below 1 is better than the base rate.
+
+    nan without rows, and when all labels are 0 or all are 1: the base rate's entropy is 0.
+
+    Args:
+        eta: probabilities are held in [eta, 1−eta].
+    """
+
+    total: Tensor
+    labels: Tensor
+    rows: Tensor
+
+    def __init__(self, *, eta: float = 1e-12, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not 0 < eta < 0.5:
+            raise ValueError(f"eta must be in (0, 0.5), got {eta}")
+        self.eta = eta
+        self.add_sum("total")
+        self.add_sum("labels")
+        self.add_sum("rows", dtype=torch.int64)
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Take in probabilities [rows] and labels [rows]."""
+        preds = probabilities_of(preds, self.name)
+        labels = check_soft_labels(target_of(target, len(preds), self.name), self.name)
+        self.total = self.total + cross_entropy(preds, labels, self.eta).sum()
+        self.labels = self.labels + labels.sum(dtype=torch.float64)
+        self.rows = self.rows + len(preds)
+
+    def compute(self) -> Value:
+        """The normalized entropy of all rows so far."""
+        rate = self.labels / self.rows
+        if not 0 < rate < 1:
+            return self.undefined("the rows are all of one class, or there are none")
+        base = -(rate * rate.log() + (1 - rate) * torch.log1p(-rate))
+        return self.total / self.rows / base
