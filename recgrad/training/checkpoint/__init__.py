@@ -3,17 +3,23 @@
 from recgrad.training.checkpoint.manager import CheckpointManager, resolve_checkpoint
 from recgrad.training.checkpoint.manifest import Manifest, load_manifest
 from recgrad.training.checkpoint.reader import read_checkpoint, verify_checkpoint
+from recgrad.training.checkpoint.report import Anew, RestoredTable, RestoreReport
+from recgrad.training.checkpoint.restore import restore
 from recgrad.training.checkpoint.snapshot import Snapshot, TableRows
 from recgrad.training.checkpoint.writer import write_checkpoint
 
 __all__ = [
+    "Anew",
     "CheckpointManager",
     "Manifest",
+    "RestoreReport",
+    "RestoredTable",
     "Snapshot",
     "TableRows",
     "load_manifest",
     "read_checkpoint",
     "resolve_checkpoint",
+    "restore",
     "verify_checkpoint",
     "write_checkpoint",
 ]

@@ -1,0 +1,63 @@
+"""The file that says which parameter of a checkpoint goes where in this model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from recgrad.errors import CheckpointError, nearest
+
+_TABLE_WEIGHT = re.compile(r"(?:.*\.)?(?:embedding_bags|embeddings)\.(?P<table>.+)\.weight")
+
+
+def load_param_map(path: Path | str, *, here: Collection[str], there: Collection[str]) -> dict[str, str]:
+    """Names in the checkpoint by names in this model.
+
+    A line of the file is `name_in_this_model name_in_checkpoint`; empty lines and lines that
+    start with # are left out. A table goes by its own name, or as TorchRec spells it
+    (`….embedding_bags.user_id.weight`).
+
+    Args:
+        path: the file.
+        here: parameters and tables of this model.
+        there: parameters and tables of the checkpoint.
+
+    Raises:
+        CheckpointError: all lines that are malformed or name what does not exist.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"fine_tune_ckpt_param_map {path}: cannot be read ({error})") from error
+    found: dict[str, str] = {}
+    problems = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        where = f"{path}:{number}"
+        if len(words) != 2:
+            problems.append(
+                f"{where} must be 'name_in_this_model name_in_checkpoint', got: {line.strip()}"
+            )
+            continue
+        own, theirs = _known_as(words[0], here), _known_as(words[1], there)
+        if own not in here:
+            problems.append(f"{where} this model has no '{own}'{nearest(own, here)}")
+        if theirs not in there:
+            problems.append(f"{where} the checkpoint has no '{theirs}'{nearest(theirs, there)}")
+        if own in found:
+            problems.append(f"{where} '{own}' is mapped twice; keep one line")
+        found[own] = theirs
+    if problems:
+        raise CheckpointError("\n".join(problems))
+    return found
+
+
+def _known_as(name: str, known: Collection[str]) -> str:
+    """The name, or the table that it spells out."""
+    match = _TABLE_WEIGHT.fullmatch(name)
+    if name not in known and match is not None and match["table"] in known:
+        return match["table"]
+    return name

@@ -1,0 +1,226 @@
+"""Fine-tuning: what fits of a checkpoint goes into a model, and a report says what did not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from recgrad.embedding.spec import TableSpec
+from recgrad.errors import CheckpointError
+from recgrad.optim.updater import Updater
+from recgrad.training.checkpoint.optimizer_restore import restart_average, restore_dense_optimizers
+from recgrad.training.checkpoint.param_map import load_param_map
+from recgrad.training.checkpoint.report import Anew, RestoredTable, RestoreReport
+from recgrad.training.checkpoint.snapshot import AnyArray, Snapshot, TableRows
+
+ENGINE_PREFIX = "engine."
+
+
+class Engine(Protocol):
+    """What restoring needs of an embedding engine."""
+
+    @property
+    def tables(self) -> Sequence[TableSpec]:
+        """The tables."""
+
+    def import_table(self, name: str, row_ids: AnyArray, weights: AnyArray) -> None:
+        """Set rows of a table."""
+
+
+class TableOptimizer(Protocol):
+    """What restoring needs of the optimizer of the tables."""
+
+    def import_state(self, table: str, row_ids: AnyArray, states: Mapping[str, AnyArray]) -> None:
+        """Set the state of rows of a table."""
+
+
+def restore(
+    snapshot: Snapshot,
+    *,
+    model: nn.Module,
+    engine: Engine | None = None,
+    sparse_optimizer: TableOptimizer | None = None,
+    updater: Updater | None = None,
+    param_map: Path | str | None = None,
+    ignore_optimizer: bool = False,
+) -> RestoreReport:
+    """Put into a model what fits of a snapshot; the rest keeps its initial values.
+
+    A weight fits when its shape is the same. A table fits when its width is the same: rows
+    beyond the end of a smaller one are dropped and counted, rows that a larger one has more
+    initialise themselves when they are first touched. Counts of steps and schedules are not
+    taken: a fine-tuning run begins at step 0.
+
+    Args:
+        snapshot: what `read_checkpoint` gave.
+        model: its dense weights and buffers are set.
+        engine: its tables' rows are set.
+        sparse_optimizer: gets the rows' optimizer state.
+        updater: its dense optimizers get the state of the restored weights.
+        param_map: file of lines `name_in_this_model name_in_checkpoint`.
+        ignore_optimizer: take weights only.
+
+    Raises:
+        CheckpointError: the map names what does not exist, or nothing at all fits.
+    """
+    return _Restore(snapshot, model, engine, param_map).run(
+        sparse_optimizer, updater, ignore_optimizer=ignore_optimizer
+    )
+
+
+class _Restore:
+    """The names on both sides, and what has become of them."""
+
+    def __init__(
+        self, snapshot: Snapshot, model: nn.Module, engine: Engine | None, param_map: Path | str | None
+    ) -> None:
+        self.snapshot = snapshot
+        self.engine = engine
+        self.there = _dense_weights(snapshot)
+        self.tables_there = {table.name: table for table in snapshot.tables}
+        self.here = {
+            name: value for name, value in model.state_dict().items() if not name.startswith(ENGINE_PREFIX)
+        }
+        self.tables_here = {} if engine is None else {spec.name: spec for spec in engine.tables}
+        self.moved: dict[str, str] = {}
+        if param_map is not None:
+            self.moved = load_param_map(
+                param_map,
+                here=self.here.keys() | self.tables_here.keys(),
+                there=self.there.keys() | self.tables_there.keys(),
+            )
+        self.used: set[str] = set()
+        self.anew: list[Anew] = []
+
+    def run(
+        self, sparse_optimizer: TableOptimizer | None, updater: Updater | None, *, ignore_optimizer: bool
+    ) -> RestoreReport:
+        sources = self._restore_weights()
+        rows = self._restore_tables()
+        if not sources and not rows:
+            raise CheckpointError(
+                f"nothing in the checkpoint of step {self.snapshot.step} fits this model "
+                f"(it has {', '.join([*self.there, *self.tables_there][:8]) or 'nothing'} …); "
+                "map names with fine_tune_ckpt_param_map, or leave fine_tune_checkpoint out"
+            )
+        optimizer_restored: list[str] = []
+        optimizer_anew: list[Anew] = []
+        if updater is not None:
+            if not ignore_optimizer:
+                optimizer_restored, optimizer_anew = restore_dense_optimizers(
+                    updater, self._tree("updater"), sources
+                )
+            restart_average(updater)
+        if sparse_optimizer is not None and not ignore_optimizer:
+            self._restore_row_states(sparse_optimizer, rows, optimizer_restored, optimizer_anew)
+        taken = {**sources, **{name: part.name for name, (part, _) in rows.items()}}
+        return RestoreReport(
+            step=self.snapshot.step,
+            restored=tuple(sources),
+            renamed=tuple((own, theirs) for own, theirs in taken.items() if own != theirs),
+            tables=tuple(self._describe(name, part, dropped) for name, (part, dropped) in rows.items()),
+            reinitialised=tuple(self.anew),
+            unused=tuple(sorted((self.there.keys() | self.tables_there.keys()) - self.used)),
+            optimizer_restored=tuple(optimizer_restored),
+            optimizer_anew=tuple(optimizer_anew),
+        )
+
+    def _restore_weights(self) -> dict[str, str]:
+        """Copy what fits; the source of each restored weight."""
+        sources: dict[str, str] = {}
+        for name, value in self.here.items():
+            source = self.moved.get(name, name)
+            found = self.there.get(source)
+            problem = _misfit(value, found)
+            if problem is not None:
+                self.anew.append(Anew(name, problem))
+                continue
+            assert found is not None
+            with torch.no_grad():
+                value.copy_(found)
+            sources[name] = source
+            self.used.add(source)
+        return sources
+
+    def _restore_tables(self) -> dict[str, tuple[TableRows, int]]:
+        """Import the rows that fit; by table here, what was taken and how many rows were dropped."""
+        taken: dict[str, tuple[TableRows, int]] = {}
+        for name, spec in self.tables_here.items():
+            assert self.engine is not None
+            source = self.moved.get(name, name)
+            table = self.tables_there.get(source) or self._weight_as_table(source)
+            if table is None:
+                self.anew.append(Anew(name, "not in the checkpoint"))
+                continue
+            if table.dim != spec.dim:
+                self.anew.append(Anew(name, f"rows of width {table.dim} in the checkpoint, {spec.dim} here"))
+                continue
+            kept = _below(table, spec.num_rows)
+            self.engine.import_table(name, kept.row_ids, kept.weights)
+            taken[name] = kept, len(table.row_ids) - len(kept.row_ids)
+            self.used.add(source)
+        return taken
+
+    def _weight_as_table(self, source: str) -> TableRows | None:
+        """A dense matrix of the checkpoint as a table: pre-trained embeddings come so."""
+        weight = self.there.get(source)
+        if weight is None or weight.dim() != 2:
+            return None
+        num_rows, dim = weight.shape
+        return TableRows(source, num_rows, dim, np.arange(num_rows), weight.to(torch.float32).numpy())
+
+    def _restore_row_states(
+        self,
+        optimizer: TableOptimizer,
+        rows: Mapping[str, tuple[TableRows, int]],
+        restored: list[str],
+        anew: list[Anew],
+    ) -> None:
+        for name, (part, _) in rows.items():
+            try:
+                optimizer.import_state(name, part.row_ids, part.states)
+            except ValueError as error:
+                anew.append(Anew(name, str(error)))
+            else:
+                restored.append(name)
+
+    def _describe(self, name: str, part: TableRows, dropped: int) -> RestoredTable:
+        spec = self.tables_here[name]
+        return RestoredTable(name, part.name, len(part.row_ids), dropped, part.num_rows, spec.num_rows)
+
+    def _tree(self, key: str) -> Any:
+        if key not in self.snapshot.tree:
+            raise CheckpointError(f"the checkpoint of step {self.snapshot.step} has no '{key}'")
+        return self.snapshot.tree[key]
+
+
+def _dense_weights(snapshot: Snapshot) -> dict[str, torch.Tensor]:
+    weights = snapshot.tree.get("model")
+    if not isinstance(weights, Mapping) or not all(isinstance(w, torch.Tensor) for w in weights.values()):
+        raise CheckpointError(f"the checkpoint of step {snapshot.step} has no weights under 'model'")
+    return dict(weights)
+
+
+def _misfit(own: torch.Tensor, found: torch.Tensor | None) -> str | None:
+    """Why a weight of the checkpoint cannot be taken, or None."""
+    if found is None:
+        return "not in the checkpoint"
+    if own.shape != found.shape:
+        return f"shape {list(found.shape)} in the checkpoint, {list(own.shape)} here"
+    if own.is_floating_point() != found.is_floating_point():
+        return f"{found.dtype} in the checkpoint, {own.dtype} here"
+    return None
+
+
+def _below(table: TableRows, num_rows: int) -> TableRows:
+    """The rows with ids below `num_rows`."""
+    count = int(np.searchsorted(table.row_ids, num_rows))
+    states = {name: state[:count] for name, state in table.states.items()}
+    return TableRows(
+        table.name, table.num_rows, table.dim, table.row_ids[:count], table.weights[:count], states
+    )
