@@ -1,0 +1,229 @@
+"""A run that was interrupted and continued ends with the same bytes as one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from google.protobuf import text_format
+
+import recgrad
+from recgrad.config import PipelineConfig, save_config
+from recgrad.training.checkpoint import Snapshot, read_checkpoint
+from recgrad.training.trainer import Trainer
+
+STEPS = 20
+
+
+class Crash(Exception):
+    """Stands for the process that is gone."""
+
+
+def assert_same_value(a: Any, b: Any, path: str) -> None:
+    assert type(a) is type(b), path
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype, path
+        assert a.numpy().tobytes() == b.numpy().tobytes(), path
+    elif isinstance(a, np.ndarray):
+        assert a.tobytes() == b.tobytes(), path
+    elif isinstance(a, dict):
+        assert list(a) == list(b), path
+        for key in a:
+            assert_same_value(a[key], b[key], f"{path}.{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), path
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same_value(x, y, f"{path}[{i}]")
+    else:
+        assert a == b or (a != a and b != b), f"{path}: {a} != {b}"
+
+
+def assert_same_bytes(a: Snapshot, b: Snapshot) -> None:
+    assert a.step == b.step
+    assert_same_value(dict(a.tree), dict(b.tree), "tree")
+    assert [table.name for table in a.tables] == [table.name for table in b.tables]
+    for one, other in zip(a.tables, b.tables, strict=True):
+        assert one.row_ids.tobytes() == other.row_ids.tobytes(), one.name
+        assert one.weights.tobytes() == other.weights.tobytes(), one.name
+        assert_same_value(dict(one.states), dict(other.states), one.name)
+
+
+def by_steps(config: PipelineConfig, steps: int = STEPS, every: int = 4) -> None:
+    config.train_config.ClearField("num_epochs")
+    config.train_config.ClearField("save_checkpoints_epochs")
+    config.train_config.num_steps = steps
+    config.train_config.save_checkpoints_steps = every
+
+
+def crash_at(monkeypatch: pytest.MonkeyPatch, step: int) -> Callable[[], None]:
+    original = Trainer._report
+
+    def report(self: Trainer) -> Any:
+        if self.state.step == step:
+            raise Crash
+        return original(self)
+
+    monkeypatch.setattr(Trainer, "_report", report)
+    return lambda: monkeypatch.setattr(Trainer, "_report", original)
+
+
+def end_of(folder: Path, step: int = STEPS) -> Snapshot:
+    return read_checkpoint(folder / f"model.ckpt-{step}")
+
+
+def compare_crashed_with_whole(
+    config: PipelineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    whole = recgrad.train(config, model_dir=tmp_path / "whole")
+    undo = crash_at(monkeypatch, step)
+    with pytest.raises(Crash):
+        recgrad.train(config, model_dir=tmp_path / "crashed")
+    undo()
+    continued = recgrad.train(config, model_dir=tmp_path / "crashed", continue_train=True)
+    assert continued.metrics == whole.metrics
+    assert_same_bytes(end_of(tmp_path / "whole", whole.step), end_of(tmp_path / "crashed", whole.step))
+    name = "train_eval_result.txt"
+    assert (tmp_path / "whole" / name).read_text() == (tmp_path / "crashed" / name).read_text()
+
+
+def test_a_crash_before_the_first_checkpoint_starts_over(
+    config: PipelineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_steps(config)
+    compare_crashed_with_whole(config, tmp_path, monkeypatch, step=2)
+
+
+@pytest.mark.parametrize("step", [5, 17])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_crash_mid_epoch_leaves_no_trace(
+    config: PipelineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, shuffle: bool
+) -> None:
+    by_steps(config)
+    config.data_config.shuffle = shuffle
+    compare_crashed_with_whole(config, tmp_path, monkeypatch, step)
+
+
+def test_by_epochs_too(config: PipelineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.train_config.num_epochs = 2
+    compare_crashed_with_whole(config, tmp_path, monkeypatch, step=20)
+
+
+SPARSE = ["sgd_optimizer", "adam_optimizer", "rowwise_adagrad_optimizer", "lamb_optimizer", "ftrl_optimizer"]
+DENSE = ["sgd_optimizer", "adamw_optimizer", "lion_optimizer", "muon_optimizer", "soap_optimizer",
+         "schedule_free_adamw_optimizer", "radam_optimizer"]  # fmt: skip
+SCHEDULES = [
+    "exponential_decay_learning_rate { decay_size: 3 }",
+    "cosine_annealing_warm_restarts_learning_rate { T_0: 3 T_mult: 2 warmup_size: 2 }",
+    "one_cycle_learning_rate { total_size: 20 }",
+    "reduce_on_plateau_learning_rate { metric: 'auc' patience: 0 factor: 0.5 threshold: 1.0 }",
+    "sequence_learning_rate { stages { size: 6 constant_learning_rate {} } "
+    "stages { linear_decay_learning_rate { decay_size: 10 } } }",
+]
+
+
+def sampled_grid() -> list[tuple[int, str, str, str]]:
+    rng = random.Random(20)
+    cells = []
+    for i in range(max(len(SPARSE), len(DENSE), len(SCHEDULES))):
+        cells.append(
+            (rng.randrange(3, STEPS), SPARSE[i % len(SPARSE)], DENSE[i], SCHEDULES[i % len(SCHEDULES)])
+        )
+    return cells
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("step", "sparse", "dense", "schedule"), sampled_grid())
+def test_every_optimizer_and_schedule_goes_on_exactly(
+    config: PipelineConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    sparse: str,
+    dense: str,
+    schedule: str,
+) -> None:
+    by_steps(config)
+    settings = config.train_config
+    settings.ClearField("sparse_optimizer")
+    settings.ClearField("dense_optimizer")
+    text_format.Parse(f"{sparse} {{ lr: 0.01 }} {schedule}", settings.sparse_optimizer)
+    text_format.Parse(f"{dense} {{ lr: 0.01 }} {schedule}", settings.dense_optimizer)
+    rng = random.Random(step)
+    config.data_config.shuffle = rng.random() < 0.5
+    config.data_config.num_workers = rng.choice([1, 3])
+    settings.gradient_accumulation_steps = rng.choice([1, 2])
+    config.model_config.deepfm.deep.dropout_ratio[:] = [0.3, 0.3]
+    config.model_config.deepfm.deep.use_bn = True
+    if "schedule_free" not in dense:
+        settings.dense_optimizer.ema.decay = 0.9
+    if rng.random() < 0.3:
+        settings.mixed_precision = "BF16"
+    compare_crashed_with_whole(config, tmp_path, monkeypatch, step)
+
+
+def run_command(config_file: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "recgrad.train_eval", "--pipeline_config_path", str(config_file), *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_sigkill_at_random_moments(config: PipelineConfig, tmp_path: Path) -> None:
+    by_steps(config, steps=60, every=3)
+    save_config(config, tmp_path / "run.config")
+    whole = recgrad.train(config, model_dir=tmp_path / "whole")
+    rng = random.Random(3)
+    killed = 0
+    for attempt in range(30):
+        flags = ["--model_dir", str(tmp_path / "killed"), *(["--continue_train"] if attempt else [])]
+        process = run_command(tmp_path / "run.config", *flags)
+        try:
+            # Let it get into training, then kill it, if it does not finish first.
+            wait_for_steps(tmp_path / "killed" / "events.jsonl", process)
+            process.wait(timeout=rng.uniform(0.0, 0.4) if killed < 4 else 60)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        process.communicate()
+        if process.returncode == 0:
+            break
+    assert process.returncode == 0
+    assert killed >= 2
+    assert_same_bytes(end_of(tmp_path / "whole", whole.step), end_of(tmp_path / "killed", whole.step))
+
+
+def wait_for_steps(events: Path, process: subprocess.Popen[str]) -> None:
+    """Until this process has logged a step, or has ended."""
+    before = events.read_text().count('"kind": "train"') if events.exists() else 0
+    while process.poll() is None:
+        if events.exists() and events.read_text().count('"kind": "train"') > before:
+            return
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_says_how_to_go_on(
+    config: PipelineConfig, tmp_path: Path, number: int, code: int
+) -> None:
+    by_steps(config, steps=4_000, every=1_000_000)
+    save_config(config, tmp_path / "run.config")
+    process = run_command(tmp_path / "run.config")
+    events = Path(config.model_dir) / "events.jsonl"
+    wait_for_steps(events, process)
+    os.kill(process.pid, number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == code
+    step = json.loads(events.read_text().splitlines()[-1])["step"]
+    assert f"stopped after step {step}; go on with: recgrad train" in output
+    assert end_of(Path(config.model_dir), step).step == step

@@ -1,0 +1,149 @@
+"""A run from config to files: what is written, what is refused, what repeats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import recgrad
+from recgrad.config import PipelineConfig, load_config
+from recgrad.errors import ConfigError, RecgradError
+from recgrad.training.checkpoint import read_checkpoint
+
+
+def test_a_run_writes_its_config_version_events_results_and_checkpoint(config: PipelineConfig) -> None:
+    result = recgrad.train(config)
+    folder = Path(config.model_dir)
+    assert result.model_dir == folder
+    assert load_config(folder / "pipeline.config") == config
+    assert (folder / "version").read_text().strip() == recgrad.__version__
+    line = json.loads((folder / "train_eval_result.txt").read_text())
+    assert line == {"global_step": result.step, **result.metrics}
+    assert list(line)[1:] == sorted(list(line)[1:])
+    assert (folder / f"model.ckpt-{result.step}").is_dir()
+    events = [json.loads(text) for text in (folder / "events.jsonl").read_text().splitlines()]
+    assert [event["kind"] for event in events] == ["start", *["train"] * (len(events) - 3), "eval", "end"]
+    assert events[1]["losses"]["total"] > 0
+
+
+def test_evaluating_the_checkpoint_gives_the_metrics_of_the_run(config: PipelineConfig) -> None:
+    result = recgrad.train(config)
+    assert recgrad.evaluate(config) == result.metrics
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_does_not(
+    config: PipelineConfig, tmp_path: Path
+) -> None:
+    ends = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        config.train_config.seed = seed
+        result = recgrad.train(config, model_dir=tmp_path / name)
+        ends.append(read_checkpoint(tmp_path / name / f"model.ckpt-{result.step}"))
+    weight = next(iter(ends[0].tree["model"]))
+    assert ends[0].tree["model"][weight].equal(ends[1].tree["model"][weight])
+    assert not ends[0].tree["model"][weight].equal(ends[2].tree["model"][weight])
+    assert [t.weights.tobytes() for t in ends[0].tables] == [t.weights.tobytes() for t in ends[1].tables]
+
+
+def test_a_used_model_dir_is_refused_without_continue_train(config: PipelineConfig) -> None:
+    Path(config.model_dir).mkdir()
+    (Path(config.model_dir) / "notes.txt").write_text("precious")
+    with pytest.raises(RecgradError, match=r"is not empty; go on .* \(--continue_train\)"):
+        recgrad.train(config)
+    assert [p.name for p in Path(config.model_dir).iterdir()] == ["notes.txt"]
+
+
+def test_all_problems_come_at_once_before_data_is_read(config: PipelineConfig) -> None:
+    config.train_input_path = "nowhere.parquet"
+    config.train_config.num_steps = 10
+    config.model_config.feature_groups[0].feature_names.append("cat_77")
+    with pytest.raises(ConfigError) as caught:
+        recgrad.train(config)
+    text = str(caught.value)
+    assert "num_steps and num_epochs are both set" in text
+    assert "'cat_77'" in text
+    assert not Path(config.model_dir).exists()
+
+
+def test_num_steps_ends_the_run_there(config: PipelineConfig) -> None:
+    config.train_config.ClearField("num_epochs")
+    config.train_config.ClearField("save_checkpoints_epochs")
+    config.train_config.num_steps = 7
+    config.train_config.save_checkpoints_steps = 3
+    assert recgrad.train(config).step == 7
+    folder = Path(config.model_dir)
+    saved = sorted(int(path.name.split("-")[1]) for path in folder.glob("model.ckpt-*"))
+    assert saved == [3, 6, 7]
+    lines = (folder / "train_eval_result.txt").read_text().splitlines()
+    assert [json.loads(line)["global_step"] for line in lines] == [3, 6, 7]
+
+
+def test_keep_checkpoint_max_keeps_the_newest_and_the_best(config: PipelineConfig) -> None:
+    config.train_config.ClearField("num_epochs")
+    config.train_config.ClearField("save_checkpoints_epochs")
+    config.train_config.num_steps = 10
+    config.train_config.save_checkpoints_steps = 2
+    config.train_config.keep_checkpoint_max = 2
+    config.export_config.exporter_type = "best"
+    config.export_config.best_exporter_metric = "log_loss"
+    config.export_config.metric_larger_is_better = False
+    recgrad.train(config)
+    folder = Path(config.model_dir)
+    lines = [json.loads(line) for line in (folder / "train_eval_result.txt").read_text().splitlines()]
+    best = min(lines, key=lambda line: line["log_loss"])["global_step"]
+    saved = {int(path.name.split("-")[1]) for path in folder.glob("model.ckpt-*")}
+    assert saved == {8, 10} | {best}
+
+
+def test_early_stopping_ends_the_run_and_says_why(config: PipelineConfig) -> None:
+    config.train_config.ClearField("num_epochs")
+    config.train_config.ClearField("save_checkpoints_epochs")
+    config.train_config.num_steps = 50
+    config.train_config.save_checkpoints_steps = 2
+    config.train_config.early_stopping.metric = "auc"
+    config.train_config.early_stopping.patience = 2
+    config.train_config.early_stopping.min_delta = 1.0  # nothing improves that much
+    result = recgrad.train(config)
+    assert result.step == 6
+    assert result.stopped.startswith("early stopping: auc has not improved for 2 evaluations")
+
+
+def test_an_unknown_early_stopping_metric_names_the_known_ones(config: PipelineConfig) -> None:
+    config.train_config.early_stopping.metric = "aux"
+    with pytest.raises(RecgradError, match="no evaluation metric 'aux'; did you mean 'auc'?"):
+        recgrad.train(config)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_rows_and_terms(config: PipelineConfig) -> None:
+    config.train_config.dense_optimizer.sgd_optimizer.lr = 1e30
+    with pytest.raises(RecgradError, match=r"the loss is not finite .*rows \d+–\d+ of .*train.parquet"):
+        recgrad.train(config)
+
+
+def test_on_nan_skip_counts_and_goes_on(config: PipelineConfig) -> None:
+    config.train_config.dense_optimizer.sgd_optimizer.lr = 1e30
+    config.train_config.on_nan = config.train_config.SKIP
+    result = recgrad.train(config)
+    snapshot = read_checkpoint(Path(config.model_dir) / f"model.ckpt-{result.step}")
+    assert snapshot.tree["state"]["skipped"] > 0
+
+
+@pytest.mark.parametrize("form", ["path", "message", "dict"])
+def test_a_config_may_be_a_path_a_message_or_a_dict(
+    config: PipelineConfig, tmp_path: Path, form: str
+) -> None:
+    from google.protobuf.json_format import MessageToDict
+
+    from recgrad.config import save_config
+
+    config.train_config.ClearField("num_epochs")
+    config.train_config.num_steps = 1
+    save_config(config, tmp_path / "a.config")
+    source = {
+        "path": tmp_path / "a.config",
+        "message": config,
+        "dict": MessageToDict(config, preserving_proto_field_name=True),
+    }[form]
+    assert recgrad.train(source, model_dir=tmp_path / form).step == 1
