@@ -16,6 +16,7 @@ def adagrad(
     initial_accumulator_value: float = 0.0,
     eps: float = 1e-10,
     fused: bool | None = None,
+    foreach: bool | None = None,
 ) -> Optimizer:
     """Adagrad: s += g², w −= ηg/(√s+ε), with λw added to g.
 
@@ -23,11 +24,13 @@ def adagrad(
 
     Args:
         fused: torch's fused kernel; left out, wherever it is right.
+        foreach: torch's loop over operations (true) or over tensors (false) in its place.
     """
     return fuse(
         Adagrad,
         params,
         fused,
+        foreach,
         lr=lr,
         weight_decay=weight_decay,
         initial_accumulator_value=initial_accumulator_value,

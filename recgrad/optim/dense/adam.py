@@ -18,6 +18,7 @@ def adam(
     eps: float = 1e-8,
     amsgrad: bool = False,
     fused: bool | None = None,
+    foreach: bool | None = None,
 ) -> Optimizer:
     """Adam: w −= η·m̂/(√v̂+ε), m and v bias-corrected averages of g and g², with λw added to g.
 
@@ -26,11 +27,13 @@ def adam(
 
     Args:
         fused: torch's fused kernel; left out, wherever it is right.
+        foreach: torch's loop over operations (true) or over tensors (false) in its place.
     """
     return fuse(
         Adam,
         params,
         fused,
+        foreach,
         lr=lr,
         betas=(beta1, beta2),
         weight_decay=weight_decay,

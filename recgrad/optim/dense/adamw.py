@@ -18,6 +18,7 @@ def adamw(
     eps: float = 1e-8,
     amsgrad: bool = False,
     fused: bool | None = None,
+    foreach: bool | None = None,
 ) -> Optimizer:
     """Adam with weight decay beside the update: w −= ηλw, then w −= η·m̂/(√v̂+ε).
 
@@ -25,11 +26,13 @@ def adamw(
 
     Args:
         fused: torch's fused kernel; left out, wherever it is right.
+        foreach: torch's loop over operations (true) or over tensors (false) in its place.
     """
     return fuse(
         AdamW,
         params,
         fused,
+        foreach,
         lr=lr,
         betas=(beta1, beta2),
         weight_decay=weight_decay,

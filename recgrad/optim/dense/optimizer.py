@@ -63,11 +63,18 @@ def keep_gradients_contiguous(optimizer: Optimizer) -> None:
     optimizer.register_step_pre_hook(hook)
 
 
-def fuse(make: Factory, params: Params, fused: bool | None, **options: Any) -> Optimizer:
-    """An optimizer of torch with its fused kernel where that is asked for or safe."""
+def fuse(
+    make: Factory, params: Params, fused: bool | None, foreach: bool | None, **options: Any
+) -> Optimizer:
+    """An optimizer of torch with its fused kernel where that is asked for or safe.
+
+    A `foreach` that is set chooses between torch's other two loops instead.
+    """
     groups = as_groups(params)
+    if fused is None and foreach is not None:
+        fused = False
     use_fused = fused_option(groups, fused)
-    optimizer = make(groups, fused=use_fused, **options)
+    optimizer = make(groups, fused=use_fused, foreach=foreach, **options)
     if use_fused:
         keep_gradients_contiguous(optimizer)
     return optimizer
@@ -82,3 +89,10 @@ def check_range(
             f"at least {low}" if high == float("inf") else f"in [{low}, {high}{')' if open_high else ']'}"
         )
         raise ValueError(f"{name} must be {bounds}, got {value}")
+
+
+def in_training(optimizer: Any) -> Optimizer:
+    """A schedule-free optimizer in its training mode, the one it must be in to make updates."""
+    optimizer.train()
+    made: Optimizer = optimizer
+    return made

@@ -17,6 +17,7 @@ def sgd(
     dampening: float = 0.0,
     nesterov: bool = False,
     fused: bool | None = None,
+    foreach: bool | None = None,
 ) -> Optimizer:
     """Gradient descent with momentum: b = μb + (1−τ)(g+λw), w −= ηb, or η(g+λw+μb) with nesterov.
 
@@ -25,11 +26,13 @@ def sgd(
 
     Args:
         fused: torch's fused kernel; left out, wherever it is right.
+        foreach: torch's loop over operations (true) or over tensors (false) in its place.
     """
     return fuse(
         SGD,
         params,
         fused,
+        foreach,
         lr=lr,
         momentum=momentum,
         weight_decay=weight_decay,

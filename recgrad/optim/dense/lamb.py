@@ -1,0 +1,78 @@
+"""LAMB."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recgrad.optim.dense.foreach import ForeachOptimizer, check_betas
+from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
+
+
+@DENSE_OPTIMIZERS.register("lamb_optimizer")
+class Lamb(ForeachOptimizer):
+    """LAMB: r = m̂/(√v̂+ε) + λw, w −= η·(‖w‖/‖r‖)·r, norms over each parameter tensor.
+
+    The ratio is 1 when either norm is 0, so that a zero tensor can move. m and v are
+    corrected for bias and nothing is clipped. You et al. 2020. Written here: torch has none,
+    and pytorch_optimizer's clamps ‖w‖ to 10 and leaves v uncorrected.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        *,
+        lr: float = 0.002,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        foreach: bool = True,
+    ) -> None:
+        check_betas(beta1, beta2)
+        if not eps >= 0:
+            raise ValueError(f"eps must be at least 0, got {eps}")
+        defaults = {"lr": lr, "betas": (beta1, beta2), "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults, foreach=foreach)
+
+    def init_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        """No updates yet, m = v = 0."""
+        return {
+            "step": 0,
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+
+    def update(
+        self, params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]
+    ) -> None:
+        """One update."""
+        beta1, beta2 = group["betas"]
+        m = [state["exp_avg"] for state in states]
+        v = [state["exp_avg_sq"] for state in states]
+        torch._foreach_lerp_(m, grads, 1 - beta1)
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_addcmul_(v, grads, grads, value=1 - beta2)
+        for state in states:
+            state["step"] += 1
+        # m̂/(√v̂+ε) = m·c/(√v + ε·√(1−β2^t)), with c = √(1−β2^t)/(1−β1^t).
+        roots = [(1 - beta2 ** state["step"]) ** 0.5 for state in states]
+        r = torch._foreach_sqrt(v)
+        torch._foreach_add_(r, [group["eps"] * root for root in roots])
+        torch._foreach_reciprocal_(r)
+        torch._foreach_mul_(r, m)
+        torch._foreach_mul_(r, [root / (1 - beta1 ** s["step"]) for root, s in zip(roots, states)])
+        if group["weight_decay"]:
+            torch._foreach_add_(r, params, alpha=group["weight_decay"])
+        ratios = trust_ratios(torch._foreach_norm(params), torch._foreach_norm(r))
+        torch._foreach_mul_(r, [-group["lr"] * ratio for ratio in ratios])
+        torch._foreach_add_(params, r)
+
+
+def trust_ratios(weights: Any, updates: Any) -> list[float]:
+    """‖w‖/‖r‖ for each tensor, 1 where either is 0."""
+    w, r = torch.stack(list(weights)), torch.stack(list(updates))
+    ratios: list[float] = torch.where((w > 0) & (r > 0), w / r, 1.0).tolist()
+    return ratios

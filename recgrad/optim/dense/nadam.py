@@ -1,0 +1,41 @@
+"""NAdam."""
+
+from __future__ import annotations
+
+from torch.optim import NAdam, Optimizer
+
+from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, as_groups
+
+
+@DENSE_OPTIMIZERS.register("nadam_optimizer")
+def nadam(
+    params: Params,
+    *,
+    lr: float = 0.002,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum_decay: float = 0.004,
+    decoupled_weight_decay: bool = False,
+    foreach: bool | None = None,
+) -> Optimizer:
+    """NAdam: Adam with Nesterov's look ahead.
+
+    μ_t = β1(1 − ½·0.96^(tψ)), ψ the momentum_decay; w −= η(μ_{t+1}·m/(1−Πμ_{≤t+1}) +
+    (1−μ_t)·g/(1−Πμ_{≤t}))/(√v̂+ε). λw is added to g, or taken from w beside the update when
+    decoupled. torch.optim.NAdam runs it. Dozat 2016.
+
+    Args:
+        foreach: loop over operations (true) or over tensors (false); torch's choice when left out.
+    """
+    return NAdam(
+        as_groups(params),
+        lr=lr,
+        betas=(beta1, beta2),
+        eps=eps,
+        weight_decay=weight_decay,
+        momentum_decay=momentum_decay,
+        decoupled_weight_decay=decoupled_weight_decay,
+        foreach=foreach,
+    )

@@ -1,0 +1,39 @@
+"""RMSprop."""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer, RMSprop
+
+from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, as_groups
+
+
+@DENSE_OPTIMIZERS.register("rmsprop_optimizer")
+def rmsprop(
+    params: Params,
+    *,
+    lr: float = 0.002,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    centered: bool = False,
+    foreach: bool | None = None,
+) -> Optimizer:
+    """RMSprop: v = αv + (1−α)g², w −= ηg/(√v+ε), with λw added to g.
+
+    With momentum b = μb + g/(√v+ε), w −= ηb; centered takes v less the square of the average
+    gradient. torch.optim.RMSprop runs it. Hinton 2012; centered: Graves 2013.
+
+    Args:
+        foreach: loop over operations (true) or over tensors (false); torch's choice when left out.
+    """
+    return RMSprop(
+        as_groups(params),
+        lr=lr,
+        alpha=alpha,
+        eps=eps,
+        weight_decay=weight_decay,
+        momentum=momentum,
+        centered=centered,
+        foreach=foreach,
+    )

@@ -1,0 +1,56 @@
+"""Schedule-free RAdam."""
+
+from __future__ import annotations
+
+from schedulefree import RAdamScheduleFree
+from torch.optim import Optimizer
+
+from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, check_range, in_training
+
+
+@DENSE_OPTIMIZERS.register("schedule_free_radam_optimizer")
+def schedule_free_radam(
+    params: Params,
+    *,
+    lr: float = 0.0025,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    r: float = 0.0,
+    weight_lr_power: float = 2.0,
+    silent_sgd_phase: bool = True,
+    foreach: bool = True,
+) -> Optimizer:
+    """Schedule-free RAdam: schedule-free AdamW with η times RAdam's r_t in the place of a warm-up.
+
+    y = (1−β1)z + β1x is where gradients are taken and what training sees; x is what is
+    evaluated, exported and saved as the weights: the average of z with weights
+    t^r·η_max^weight_lr_power. The package schedulefree runs it, and keeps y and z, from which
+    x follows. Defazio et al. 2024.
+
+    Args:
+        beta1: between 0 and 1.
+        silent_sgd_phase: make no steps while r_t is undefined (the first five updates or so);
+            otherwise plain ones, z −= η(g+λy).
+        r: the power of t in the average.
+        foreach: loop over operations (true) or over tensors (false).
+    """
+    check_range("lr", lr, 0)
+    check_range("weight_decay", weight_decay, 0)
+    if not 0 < beta1 < 1:
+        raise ValueError(f"beta1 must be between 0 and 1, got {beta1}")
+    check_range("beta2", beta2, 0, 1, open_high=True)
+    return in_training(
+        RAdamScheduleFree(
+            params,
+            lr=lr,
+            betas=(beta1, beta2),
+            eps=eps,
+            weight_decay=weight_decay,
+            r=r,
+            weight_lr_power=weight_lr_power,
+            silent_sgd_phase=silent_sgd_phase,
+            foreach=foreach,
+        )
+    )

@@ -1,0 +1,51 @@
+"""Schedule-free SGD."""
+
+from __future__ import annotations
+
+from schedulefree import SGDScheduleFree
+from torch.optim import Optimizer
+
+from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, check_range, in_training
+
+
+@DENSE_OPTIMIZERS.register("schedule_free_sgd_optimizer")
+def schedule_free_sgd(
+    params: Params,
+    *,
+    lr: float = 1.0,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    warmup_steps: int = 0,
+    r: float = 0.0,
+    weight_lr_power: float = 2.0,
+    foreach: bool = True,
+) -> Optimizer:
+    """Schedule-free SGD: z −= η(g+λy), with an average in the place of a schedule.
+
+    y = (1−β)z + βx is where gradients are taken and what training sees; x is what is
+    evaluated, exported and saved as the weights: the average of z with weights
+    t^r·η_max^weight_lr_power. The package schedulefree runs it, and keeps y and z, from which
+    x follows. Defazio et al. 2024.
+
+    Args:
+        momentum: β, between 0 and 1.
+        warmup_steps: updates over which η rises in a straight line to lr.
+        r: the power of t in the average.
+        foreach: loop over operations (true) or over tensors (false).
+    """
+    check_range("lr", lr, 0)
+    check_range("weight_decay", weight_decay, 0)
+    if not 0 < momentum < 1:
+        raise ValueError(f"momentum must be between 0 and 1, got {momentum}")
+    return in_training(
+        SGDScheduleFree(
+            params,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            warmup_steps=warmup_steps,
+            r=r,
+            weight_lr_power=weight_lr_power,
+            foreach=foreach,
+        )
+    )
