@@ -26,7 +26,7 @@ from recgrad.training.trainer import Trainer
 STEPS = 20
 
 
-class Crash(Exception):
+class CrashError(Exception):
     """Stands for the process that is gone."""
 
 
@@ -71,7 +71,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, step: int) -> Callable[[], None]:
 
     def report(self: Trainer) -> Any:
         if self.state.step == step:
-            raise Crash
+            raise CrashError
         return original(self)
 
     monkeypatch.setattr(Trainer, "_report", report)
@@ -87,7 +87,7 @@ def compare_crashed_with_whole(
 ) -> None:
     whole = recgrad.train(config, model_dir=tmp_path / "whole")
     undo = crash_at(monkeypatch, step)
-    with pytest.raises(Crash):
+    with pytest.raises(CrashError):
         recgrad.train(config, model_dir=tmp_path / "crashed")
     undo()
     continued = recgrad.train(config, model_dir=tmp_path / "crashed", continue_train=True)

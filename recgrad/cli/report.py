@@ -1,0 +1,24 @@
+"""`recgrad report`: one HTML file about a run."""
+
+from __future__ import annotations
+
+import argparse
+
+from recgrad.cli.command import COMMANDS, Command
+
+
+@COMMANDS.register("report")
+class ReportCommand(Command):
+    """Write one self-contained HTML file about a run: curves, calibration, config, environment."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("model_dir", metavar="MODEL_DIR", help="the model_dir of a run")
+        parser.add_argument("--out", metavar="FILE", help="(default: MODEL_DIR/report.html)")
+
+    def run(self, args: argparse.Namespace) -> int:
+        from recgrad.export.report import write_report
+        from recgrad.training.runtime import use_all_cores
+
+        use_all_cores()
+        print(f"wrote {write_report(args.model_dir, args.out)}")
+        return 0

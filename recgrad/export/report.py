@@ -1,0 +1,197 @@
+"""`recgrad report`: one HTML file about a run, with everything inside it."""
+
+from __future__ import annotations
+
+import html
+import json
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recgrad import __version__
+from recgrad.config import load_config
+from recgrad.data.loader import build_loader
+from recgrad.errors import RecgradError
+from recgrad.export import report_plots
+from recgrad.export.diagnostics import auc_by_group_size, calibration_curve
+from recgrad.training.hooks.events import EVENTS_FILE
+from recgrad.training.run import CONFIG_FILE, load_trained
+
+PACKAGES = ("recgrad", "torch", "numpy", "numba", "pyarrow", "torchmetrics", "protobuf")
+MAX_DIAGNOSED_ROWS = 2_000_000
+
+CSS = """
+:root { color-scheme: light dark; --ink: #1c2733; --paper: #fff; --line: #dfe4ea; --soft: #66737f; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #dbe2ea; --paper: #15191e; --line: #303841; --soft: #94a1ad; }
+  svg { filter: invert(0.88) hue-rotate(180deg); }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+       max-width: 84rem; margin: 2rem auto; padding: 0 1.5rem; }
+h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin: 0 0 .5rem; }
+.soft { color: var(--soft); } .grid { display: grid; gap: 1.5rem; margin: 1.5rem 0;
+       grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); }
+section { border: 1px solid var(--line); border-radius: 8px; padding: 1rem 1.2rem; overflow: auto; }
+svg { width: 100%; height: auto; } table { border-collapse: collapse; width: 100%; }
+td, th { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line); }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+pre { overflow: auto; font-size: 13px; max-height: 40rem; } summary { cursor: pointer; }
+"""
+
+
+def write_report(model_dir: str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of a run; returns the file."""
+    folder = Path(model_dir)
+    if not (folder / CONFIG_FILE).exists():
+        raise RecgradError(f"report: {folder} has no {CONFIG_FILE}; name the model_dir of a run")
+    events = load_events(folder / EVENTS_FILE)
+    target = Path(out) if out is not None else folder / "report.html"
+    target.write_text(render(folder, events), encoding="utf-8")
+    return target
+
+
+def load_events(path: Path) -> list[dict[str, Any]]:
+    """The events of a run in order; a torn last line of a killed run is left out."""
+    events = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            events.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return events
+
+
+def render(folder: Path, events: Sequence[Mapping[str, Any]]) -> str:
+    """The page."""
+    steps = [event for event in events if event["kind"] == "train"]
+    evaluations = [event for event in events if event["kind"] == "eval"]
+    sections = [*_curve_sections(steps, evaluations), *_diagnostic_sections(folder)]
+    grid = "\n".join(f"<section><h2>{html.escape(t)}</h2>{body}</section>" for t, body in sections)
+    last = steps[-1] if steps else {"step": 0, "samples": 0}
+    config_text = html.escape((folder / CONFIG_FILE).read_text())
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Recgrad: {html.escape(folder.name)}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>{CSS}</style></head><body>
+<h1>{html.escape(str(folder))}</h1>
+<p class="soft">{last["step"]:,} steps, {last["samples"]:,} rows, Recgrad {__version__}</p>
+<section><h2>Last evaluation</h2>{_metrics_table(evaluations)}</section>
+<div class="grid">{grid}</div>
+<section><h2>Environment</h2>{_table(_environment())}</section>
+<section style="margin-top:1.5rem"><details><summary>Config</summary><pre>{config_text}</pre></details></section>
+</body></html>
+"""
+
+
+def _curve_sections(
+    steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]
+) -> Iterable[tuple[str, str]]:
+    if not steps:
+        yield "Training", "<p>Nothing was logged: the run ended before its first log line.</p>"
+        return
+    yield "Training loss", report_plots.curves(_series(steps, "losses"), y_label="loss")
+    if any(step["metrics"] for step in steps):
+        yield "Training metrics", report_plots.curves(_series(steps, "metrics"), y_label="decayed value")
+    for name, series in _series(evaluations, "metrics").items():
+        yield f"Evaluation: {name}", report_plots.curves({name: series}, y_label=name)
+    yield "Learning rates", report_plots.curves(_series(steps, "rates"), y_label="rate", log=True)
+    speed = {"samples/s": _column(steps, "samples_per_sec")}
+    yield "Throughput", report_plots.curves(speed, y_label="samples per second")
+    wait = {"data wait": _column(steps, "data_wait_share")}
+    yield "Share of time waiting for data", report_plots.curves(wait, y_label="share")
+    if any(step.get("grad_norm") is not None for step in steps):
+        norms = {"gradient norm": _column(steps, "grad_norm")}
+        yield "Gradient norm (dense)", report_plots.curves(norms, y_label="norm", log=True)
+
+
+def _diagnostic_sections(folder: Path) -> Iterable[tuple[str, str]]:
+    """Calibration and AUC by group size of the newest checkpoint on the evaluation data."""
+    try:
+        scores, labels, keys = _predictions(folder)
+    except (RecgradError, OSError) as error:
+        yield "Calibration", f"<p>The evaluation data cannot be read now: {html.escape(str(error))}</p>"
+        return
+    for task, values in scores.items():
+        title = f"Calibration{task and ' of ' + task}"
+        yield title, report_plots.calibration(calibration_curve(values, labels[task]))
+        for name, key in keys.items():
+            sizes = auc_by_group_size(values, labels[task], key)
+            if sizes.labels:
+                title = f"AUC by size of {name} groups{task and ' of ' + task}"
+                yield title, report_plots.group_sizes(sizes)
+
+
+def _predictions(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Scores and labels of the binary tasks by task, and the group keys, on the evaluation rows."""
+    config, task, features = load_trained(load_config(folder / CONFIG_FILE), folder)
+    loader = build_loader(config, config.eval_input_path, features=features, training=False)
+    binary = [spec for spec in task.model.tasks if spec.num_class == 1 and not spec.retrieval]
+    scores: dict[str, list[Any]] = {spec.name: [] for spec in binary}
+    labels: dict[str, list[Any]] = {spec.name: [] for spec in binary}
+    keys: dict[str, list[Any]] = {}
+    rows = 0
+    with torch.inference_mode():
+        for batch in loader.epoch(0):
+            predictions = task.predictions(task(batch))
+            for spec in binary:
+                name = f"probs{spec.suffix}"
+                if name in predictions:
+                    scores[spec.name].append(predictions[name].double().numpy())
+                    labels[spec.name].append(batch.labels[spec.label_name].double().numpy())
+            for name, key in batch.keys.items():
+                keys.setdefault(name, []).append(key.numpy())
+            rows += batch.size
+            if rows >= MAX_DIAGNOSED_ROWS:
+                break
+    joined = [
+        {name: np.concatenate(parts) for name, parts in found.items() if parts}
+        for found in (scores, labels, keys)
+    ]
+    return joined[0], joined[1], joined[2]
+
+
+def _series(events: Sequence[Mapping[str, Any]], field: str) -> dict[str, Any]:
+    names = dict.fromkeys(name for event in events for name in event[field])
+    if field == "losses" and len(names) == 2:
+        names.pop("total")  # one term: its sum is the same line
+    return {
+        name: (
+            [event["step"] for event in events if name in event[field]],
+            [event[field][name] for event in events if name in event[field]],
+        )
+        for name in names
+    }
+
+
+def _column(events: Sequence[Mapping[str, Any]], field: str) -> tuple[list[int], list[float]]:
+    known = [event for event in events if event.get(field) is not None]
+    return [event["step"] for event in known], [event[field] for event in known]
+
+
+def _metrics_table(evaluations: Sequence[Mapping[str, Any]]) -> str:
+    if not evaluations:
+        return "<p>The run was not evaluated.</p>"
+    metrics = evaluations[-1]["metrics"]
+    return _table((name, f"{metrics[name]:.6f}") for name in sorted(metrics))
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    cells = "".join(
+        f'<tr><th>{html.escape(name)}</th><td class="number">{html.escape(value)}</td></tr>'
+        for name, value in rows
+    )
+    return f"<table>{cells}</table>"
+
+
+def _environment() -> Iterable[tuple[str, str]]:
+    yield "Python", platform.python_version()
+    yield "Machine", f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads"
+    for package in PACKAGES:
+        try:
+            yield package, version(package)
+        except PackageNotFoundError:
+            yield package, "not installed"
