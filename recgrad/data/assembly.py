@@ -1,0 +1,332 @@
+"""Putting the rows that readers deliver together into units of work.
+
+A unit is one or a few batches that are encoded at once. Units are cut from windows; a window is
+what is shuffled at once, and without shuffling just a unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from recgrad.data.order import EpochPlan
+from recgrad.data.readers.reader import BadValue
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive rows of a file.
+
+    Attributes:
+        table: the columns.
+        file: index of the file.
+        first_row: row number, in the file, of the first row.
+        bad: values that the reader could not parse.
+    """
+
+    table: pa.Table
+    file: int
+    first_row: int
+    bad: tuple[BadValue, ...] = ()
+
+    def slice(self, start: int, stop: int) -> Piece:
+        """Rows `start` to `stop` of the piece."""
+        if start == 0 and stop == self.table.num_rows:
+            return self
+        bad = tuple(
+            BadValue(item.row - start, item.column, item.value, item.reason)
+            for item in self.bad
+            if start <= item.row < stop
+        )
+        return Piece(self.table.slice(start, stop - start), self.file, self.first_row + start, bad)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The rows of a window, as they were read.
+
+    Attributes:
+        index: number of the window.
+        start: number of its first row in the epoch.
+        pieces: its rows.
+        plan: what orders them.
+    """
+
+    index: int
+    start: int
+    pieces: tuple[Piece, ...]
+    plan: EpochPlan
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """All rows; contiguous when they will be permuted."""
+        table = pa.concat_tables([piece.table for piece in self.pieces])
+        return table.combine_chunks() if self.plan.shuffle else table
+
+    @cached_property
+    def order(self) -> Ints | None:
+        """The order of delivery, or None when it is the order of reading."""
+        return self.plan.permutation(self.index)
+
+    @cached_property
+    def files(self) -> npt.NDArray[np.int32]:
+        """The file of each row."""
+        sizes = [piece.table.num_rows for piece in self.pieces]
+        return np.repeat(np.array([piece.file for piece in self.pieces], np.int32), sizes)
+
+    @cached_property
+    def rows(self) -> Ints:
+        """The number of each row in its file."""
+        return np.concatenate(
+            [np.arange(piece.first_row, piece.first_row + piece.table.num_rows) for piece in self.pieces]
+        )
+
+    @cached_property
+    def bad(self) -> tuple[BadValue, ...]:
+        """Values that the reader could not parse, by row of the window."""
+        found: list[BadValue] = []
+        offset = 0
+        for piece in self.pieces:
+            found += [BadValue(item.row + offset, item.column, item.value, item.reason) for item in piece.bad]
+            offset += piece.table.num_rows
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows `start` to `stop` of the epoch, all in one window."""
+
+    window: Window
+    start: int
+    stop: int
+
+    @cached_property
+    def taken(self) -> slice | Ints:
+        """Rows of the window, in the order of delivery."""
+        start, stop = self.start - self.window.start, self.stop - self.window.start
+        order = self.window.order
+        return slice(start, stop) if order is None else order[start:stop]
+
+    def table(self, names: Sequence[str]) -> pa.Table:
+        """Columns of these rows."""
+        table = self.window.table.select(list(names))
+        taken = self.taken
+        if isinstance(taken, slice):
+            return table.slice(taken.start, taken.stop - taken.start)
+        return table.take(pa.array(taken))
+
+    def bad(self) -> list[BadValue]:
+        """Values that the reader could not parse, by row of the part."""
+        if not self.window.bad:
+            return []
+        taken = self.taken
+        rows = np.arange(taken.start, taken.stop) if isinstance(taken, slice) else taken
+        at = {int(row): i for i, row in enumerate(rows)}
+        return [
+            BadValue(at[item.row], item.column, item.value, item.reason)
+            for item in self.window.bad
+            if item.row in at
+        ]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Batches that are encoded at once.
+
+    Attributes:
+        index: number of the unit since the loader started, from 0.
+        parts: where its rows are; batches that are cut by cost may lie in two windows.
+        bounds: where its batches begin, and where the last one ends, in rows of the epoch.
+    """
+
+    index: int
+    parts: tuple[Part, ...]
+    bounds: tuple[int, ...]
+
+    @property
+    def start(self) -> int:
+        """The first row."""
+        return self.bounds[0]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch."""
+        return self.parts[0].window.plan.epoch
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all batches."""
+        return self.bounds[-1] - self.bounds[0]
+
+    def columns(self, names: Sequence[str]) -> dict[str, pa.Array]:
+        """The rows of the unit, each column in one piece."""
+        tables = [part.table(names) for part in self.parts]
+        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        return {name: one_chunk(column) for name, column in zip(names, table.columns, strict=True)}
+
+    def files(self) -> npt.NDArray[np.int32]:
+        """The file of each row."""
+        return np.concatenate([part.window.files[part.taken] for part in self.parts])
+
+    def rows(self) -> Ints:
+        """The number of each row in its file."""
+        return np.concatenate([part.window.rows[part.taken] for part in self.parts])
+
+    def mask(self, probability: float) -> npt.NDArray[np.bool_]:
+        """True with `probability` for each row."""
+        masks = []
+        for part in self.parts:
+            window = part.window
+            mask = window.plan.mask(window.index, probability)
+            masks.append(mask[part.start - window.start : part.stop - window.start])
+        return np.concatenate(masks)
+
+    def bad(self) -> list[BadValue]:
+        """Values that the reader could not parse, by row of the unit."""
+        found: list[BadValue] = []
+        for part in self.parts:
+            offset = part.start - self.start
+            found += [replace(item, row=item.row + offset) for item in part.bad()]
+        return found
+
+
+class Assembler:
+    """Collects pieces into windows and cuts these into units.
+
+    Args:
+        plan: the epoch.
+        start_row: the first row to deliver; the first piece begins at the start of its window.
+        done: row ranges beyond it that were delivered before and are left out.
+        unit_batches: batches that are encoded at once.
+        costs: column of costs and the most that a batch may cost, when batches are cut by cost.
+    """
+
+    def __init__(
+        self,
+        plan: EpochPlan,
+        *,
+        start_row: int = 0,
+        done: tuple[tuple[int, int], ...] = (),
+        unit_batches: int = 1,
+        costs: tuple[str, int] | None = None,
+    ) -> None:
+        self._plan = plan
+        self._start_row = start_row
+        self._done = done
+        self._unit_batches = unit_batches
+        self._costs = costs
+        self._window = plan.window_of(start_row) if plan.num_windows else 0
+        self._pieces: list[Piece] = []
+        self._gathered = 0
+        self._units = 0
+        self._uncut: list[Part] = []
+        self._held: Unit | None = None
+        self._spent = 0.0
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that are not in a unit yet."""
+        return self._gathered + sum(part.stop - part.start for part in self._uncut)
+
+    def push(self, piece: Piece) -> list[Unit]:
+        """Take rows over; returns the units that are complete now."""
+        units: list[Unit] = []
+        at, total = 0, piece.table.num_rows
+        while at < total:
+            start, stop = self._plan.window(self._window)
+            step = min(total - at, stop - start - self._gathered)
+            self._pieces.append(piece.slice(at, at + step))
+            self._gathered += step
+            at += step
+            if self._gathered == stop - start:
+                window = Window(self._window, start, tuple(self._pieces), self._plan)
+                self._pieces, self._gathered = [], 0
+                self._window += 1
+                units += self._cut_by_rows(window) if self._costs is None else self._cut_by_cost(window)
+        return units
+
+    def _unit(self, parts: Sequence[Part], bounds: Sequence[int]) -> Unit:
+        unit = Unit(self._units, tuple(parts), tuple(bounds))
+        self._units += 1
+        return unit
+
+    def _cut_by_rows(self, window: Window) -> Iterator[Unit]:
+        """Groups of `unit_batches` batches, counted from the start of the window."""
+        batch, stop = self._plan.window(window.index)
+        bounds: list[int] = []
+        number = 0
+        while batch < stop:
+            end = self._plan.batch_end(batch)
+            left_out = end <= self._start_row or self._is_done(batch, end)
+            if not left_out:
+                bounds = [*(bounds or [batch]), end]
+            number += 1
+            if bounds and (left_out or end == stop or number % self._unit_batches == 0):
+                yield self._unit([Part(window, bounds[0], bounds[-1])], bounds)
+                bounds = []
+            batch = end
+
+    def _cut_by_cost(self, window: Window) -> Iterator[Unit]:
+        """Batches of consecutive rows that together cost no more than the limit.
+
+        One batch is held back until the next is known, so that a last one of one row can be
+        joined to it.
+        """
+        assert self._costs is not None
+        column, limit = self._costs
+        start, stop = self._plan.window(window.index)
+        start = max(start, self._start_row)
+        costs = row_costs(one_chunk(Part(window, start, stop).table([column]).column(0)), limit)
+        total = np.concatenate([[0.0], np.cumsum(costs)])
+        at = 0
+        while at < len(costs):
+            end = int(np.searchsorted(total, total[at] + limit - self._spent, side="right")) - 1
+            if end > at:
+                self._uncut.append(Part(window, start + at, start + end))
+                self._spent += float(total[end] - total[at])
+            if end < len(costs):
+                yield from self._close_batch()
+            at = max(at, end)
+        if stop == self._plan.num_rows:
+            yield from self._close_batch()
+            if self._held is not None:
+                yield self._held
+                self._held = None
+
+    def _close_batch(self) -> Iterator[Unit]:
+        parts, self._uncut, self._spent = self._uncut, [], 0.0
+        if not parts:
+            return
+        ends_epoch = parts[-1].stop == self._plan.num_rows
+        if self._held is not None and ends_epoch and parts[-1].stop - parts[0].start == 1:
+            held = self._held
+            self._held = replace(held, parts=(*held.parts, *parts), bounds=(held.bounds[0], parts[-1].stop))
+            return
+        if self._held is not None:
+            yield self._held
+        self._held = self._unit(parts, [parts[0].start, parts[-1].stop])
+
+    def _is_done(self, start: int, stop: int) -> bool:
+        return any(first <= start and stop <= last for first, last in self._done)
+
+
+def row_costs(array: pa.Array, limit: int) -> npt.NDArray[np.float64]:
+    """Costs for cutting; what is no cost (null, not positive, over the limit) counts 0 and is a bad row."""
+    values = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return np.where((values > 0) & (values <= limit), values, 0.0)
+
+
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array; copied only when it lies in several pieces."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if column.num_chunks == 0:
+        return pa.array([], column.type)
+    return pa.concat_arrays(column.chunks)

@@ -1,0 +1,181 @@
+"""From a unit of raw rows to finished batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from recgrad.data.assembly import Unit
+from recgrad.data.bad_rows import Skipped, add_unparsed, fail, skip
+from recgrad.data.batch import Batch, Origin
+from recgrad.data.encoder import FeatureEncoder
+from recgrad.data.faults import Faults
+from recgrad.data.samplers.sampler import Sampler
+from recgrad.data.slicing import cut_batch
+from recgrad.data.targets import Targets, encode_targets
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One batch as the loader hands it over.
+
+    Attributes:
+        batch: the batch.
+        carried: columns that are passed through, row for row beside the batch.
+        start, stop: the rows of the epoch that it covers, bad ones too.
+        bad_rows: rows among them that were left out.
+    """
+
+    batch: Batch
+    carried: pa.Table
+    start: int
+    stop: int
+    bad_rows: int
+
+
+@dataclass(frozen=True)
+class EncodedUnit:
+    """The batches of a unit, and the bad rows that were left out."""
+
+    deliveries: tuple[Delivery, ...]
+    skipped: Skipped | None
+
+
+@dataclass(frozen=True)
+class UnitEncoder:
+    """Encodes units.
+
+    Attributes:
+        encoder: of the features.
+        targets: labels, weights and keys.
+        columns: all columns to take from the rows.
+        carry: columns to pass through.
+        files: names of the files.
+        skip_bad: leave bad rows out instead of stopping.
+        keep_empty: deliver a batch whose rows are all bad, so that ranks stay in step.
+        mask_probability: how often a row's maskable features are hidden.
+        cost: column of costs and the most that a batch may cost.
+        sampler: draws negatives.
+        pin: put batches into page-locked memory.
+    """
+
+    encoder: FeatureEncoder
+    targets: Targets
+    columns: tuple[str, ...]
+    carry: tuple[str, ...]
+    files: tuple[str, ...]
+    skip_bad: bool = False
+    keep_empty: bool = False
+    mask_probability: float = 0.0
+    cost: tuple[str, int] | None = None
+    sampler: Sampler | None = None
+    pin: bool = False
+
+    def __call__(self, unit: Unit) -> EncodedUnit:
+        """The batches of a unit.
+
+        Raises:
+            DataError: a row is bad and bad rows are not skipped.
+        """
+        columns = unit.columns(self.columns)
+        file_index, rows = unit.files(), unit.rows()
+        mask = unit.mask(self.mask_probability) if self.mask_probability else None
+        faults = Faults()
+        add_unparsed(faults, unit.bad())
+        self._check_costs(columns, faults)
+        batch = self._encode(columns, unit.num_rows, mask, faults)
+        cuts = np.asarray(unit.bounds, np.int64) - unit.start
+        skipped = None
+        if faults:
+            if not self.skip_bad:
+                fail(faults, self.files, file_index, rows)
+            skipped = skip(faults, self.files, file_index, rows)
+            keep = np.ones(unit.num_rows, np.bool_)
+            keep[skipped.rows] = False
+            columns = {name: column.filter(pa.array(keep)) for name, column in columns.items()}
+            file_index, rows = file_index[keep], rows[keep]
+            mask = None if mask is None else mask[keep]
+            batch = self._encode(columns, int(keep.sum()), mask, faults := Faults())
+            assert not faults, "rows that were good are bad without their neighbours"
+            cuts = cuts - np.searchsorted(skipped.rows, cuts)
+        origin = Origin(self.files, torch.from_numpy(file_index), torch.from_numpy(rows))
+        bounds = list(unit.bounds)
+        if skipped is not None:
+            cuts, bounds = self._join_small(cuts, bounds)
+        batches = cut_batch(replace(batch, origin=origin), cuts.tolist())
+        carried = pa.table({name: columns[name] for name in self.carry})
+        return EncodedUnit(
+            tuple(
+                self._deliver(item, carried, columns, int(cuts[i]), bounds[i], bounds[i + 1], unit.epoch)
+                for i, item in enumerate(batches)
+            ),
+            skipped,
+        )
+
+    def _encode(
+        self, columns: Mapping[str, pa.Array], size: int, mask: np.ndarray | None, faults: Faults
+    ) -> Batch:
+        encoded = self.encoder.encode(columns, size, faults, mask)
+        targets = encode_targets(self.targets, columns, faults)
+        return Batch(
+            size=size,
+            dense=encoded.dense,
+            sparse=encoded.sparse,
+            sequence_lengths=encoded.sequence_lengths,
+            sequence_sparse=encoded.sequence_sparse,
+            sequence_dense=encoded.sequence_dense,
+            labels=targets.labels,
+            sample_weights=targets.sample_weights,
+            keys=targets.keys,
+        )
+
+    def _deliver(
+        self,
+        batch: Batch,
+        carried: pa.Table,
+        columns: Mapping[str, pa.Array],
+        at: int,
+        start: int,
+        stop: int,
+        epoch: int,
+    ) -> Delivery:
+        if self.sampler is not None:
+            own = columns[self.sampler.item_id_field].slice(at, batch.size)
+            batch = replace(batch, negatives=self.sampler.sample(own, epoch, start))
+        if self.pin:
+            batch = batch.pin_memory()
+        return Delivery(batch, carried.slice(at, batch.size), start, stop, stop - start - batch.size)
+
+    def _join_small(self, cuts: np.ndarray, bounds: Sequence[int]) -> tuple[np.ndarray, list[int]]:
+        """Bounds without batches that bad rows left empty or with one row, where a neighbour takes it."""
+        if self.keep_empty:
+            return cuts, list(bounds)
+        keep = [0]
+        for i, (start, stop) in enumerate(pairwise(cuts.tolist()), start=1):
+            if stop - start <= 1 and len(keep) > 1:
+                keep[-1] = i
+            else:
+                keep.append(i)
+        if len(keep) > 2 and cuts[keep[1]] - cuts[keep[0]] <= 1:
+            del keep[1]
+        return cuts[keep], [bounds[i] for i in keep]
+
+    def _check_costs(self, columns: Mapping[str, pa.Array], faults: Faults) -> None:
+        if self.cost is None:
+            return
+        name, limit = self.cost
+        values = columns[name].cast(pa.float64()).to_numpy(zero_copy_only=False)
+        bad = ~((values > 0) & (values <= limit))
+        faults.add(
+            np.flatnonzero(bad),
+            column=name,
+            feature=f"sample cost {name}",
+            reason=f"cost {{value}} is not above 0 and at most batch_cost_size {limit}",
+            values=values[bad],
+            remedy="correct the cost, or raise data_config.batch_cost_size",
+        )

@@ -1,0 +1,391 @@
+"""Finished batches of a dataset, epoch after epoch."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import pyarrow as pa
+import torch
+
+from recgrad.config.proto.data_pb2 import DataConfig, DatasetType
+from recgrad.config.proto.pipeline_pb2 import PipelineConfig
+from recgrad.data.assembly import Assembler, Part, Piece, Unit, Window
+from recgrad.data.bad_rows import BadRowTally
+from recgrad.data.batch import Batch
+from recgrad.data.batching import Delivery, EncodedUnit, UnitEncoder
+from recgrad.data.encoder import FeatureEncoder
+from recgrad.data.features.base import Feature
+from recgrad.data.order import EpochPlan, Segment, plan_epoch, skip_rows
+from recgrad.data.pipeline import Pipeline
+from recgrad.data.position import Position, identify
+from recgrad.data.readers.reader import BLOCK_ROWS, READERS, Reader
+from recgrad.data.samplers.build import build_sampler
+from recgrad.data.targets import Targets, check_types, find_targets
+from recgrad.errors import ConfigError, DataError, Problem
+from recgrad.registry import UnknownNameError
+
+__all__ = ["Loader", "LoaderSettings", "Position", "build_loader", "open_reader", "resolve_settings"]
+
+logger = logging.getLogger("recgrad.data")
+
+UNIT_ROWS = 8192
+"""Rows that are encoded at once: enough that the effort for each column does not count."""
+COST_WINDOW_BATCHES = 16
+
+
+@dataclass(frozen=True)
+class LoaderSettings:
+    """How a loader orders, cuts and delivers rows; the fields of DataConfig with defaults resolved."""
+
+    batch_size: int
+    training: bool
+    shuffle: bool
+    shuffle_buffer_size: int
+    drop_remainder: bool
+    threads: int
+    in_order: bool
+    skip_bad: bool
+    max_bad_row_ratio: float
+    mask_probability: float
+    cost: tuple[str, int] | None
+    pin: bool
+    seed: int
+    rank: int
+    world_size: int
+
+    @property
+    def unit_batches(self) -> int:
+        """Batches that are encoded at once."""
+        return 1 if self.cost else max(1, UNIT_ROWS // self.batch_size)
+
+    @property
+    def window_batches(self) -> int:
+        """Batches whose rows are shuffled together; without shuffling, what is convenient."""
+        if self.shuffle:
+            return self.shuffle_buffer_size
+        return COST_WINDOW_BATCHES if self.cost else self.unit_batches
+
+    def order_settings(self) -> tuple[tuple[str, str], ...]:
+        """What the order of rows depends on, by the names users know."""
+        values: dict[str, object] = {
+            "batch_size": self.batch_size,
+            "batch_cost_size": self.cost[1] if self.cost else 0,
+            "sample_cost_field": self.cost[0] if self.cost else "",
+            "drop_remainder": self.drop_remainder,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "shuffle_buffer_size": self.shuffle_buffer_size if self.shuffle else 0,
+            "the number of ranks": self.world_size,
+        }
+        return tuple(sorted((name, str(value)) for name, value in values.items()))
+
+
+class Loader:
+    """Reads, encodes and delivers the batches of a dataset, ahead of the consumer.
+
+    The order of an epoch is a function of (seed, epoch) and the files alone. `position` says
+    where the last batch ended that `epoch()` gave out, and is what a later `epoch()` takes to go
+    on with exactly the rows that follow, in this or another process, with any number of
+    threads.
+    """
+
+    def __init__(self, reader: Reader, encoder: UnitEncoder, settings: LoaderSettings) -> None:
+        self._reader = reader
+        self._encoder = encoder
+        self.settings = settings
+        self._files = identify(reader.identities)
+        self._said_joined = False
+        self.position = self._start(0)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that this rank reads in an epoch."""
+        return self._plan(0).num_rows
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches that this rank gives out in an epoch; None when they are cut by cost."""
+        return None if self.settings.cost else self._plan(0).num_batches
+
+    @cached_property
+    def column_names(self) -> tuple[str, ...]:
+        """All columns of the dataset."""
+        return tuple(self._reader.schemas[0].names)
+
+    def epoch(self, epoch: int = 0, position: Position | None = None) -> Iterator[Batch]:
+        """The batches of an epoch, from its start or from a position in it.
+
+        Threads run until the iterator ends or is closed.
+        """
+        for delivery in self._deliveries(epoch, position):
+            yield delivery.batch
+
+    def epoch_with_rows(
+        self, epoch: int = 0, position: Position | None = None
+    ) -> Iterator[tuple[Batch, pa.Table]]:
+        """As `epoch`, each batch with the carried columns of its rows."""
+        for delivery in self._deliveries(epoch, position):
+            yield delivery.batch, delivery.carried
+
+    def _deliveries(self, epoch: int, position: Position | None) -> Iterator[Delivery]:
+        plan = self._plan(epoch)
+        begin = self._check_position(epoch, position)
+        self.position = begin
+        if plan.num_rows == 0:
+            if begin.batches < plan.num_batches:
+                yield self._deliver(self._nothing(plan), begin)
+            return
+        self._say_joined(plan)
+        start = begin.rows if self.settings.cost else self._first_row(plan, begin)
+        tally = BadRowTally(self.settings.max_bad_row_ratio, begin.rows, begin.bad_rows)
+        pipeline = self._pipeline(plan, start, begin.ahead) if start < plan.num_rows else None
+        if pipeline is None:
+            return
+        try:
+            for _, encoded in pipeline.results():
+                if encoded.skipped is not None:
+                    tally.note(encoded.skipped)
+                for delivery in encoded.deliveries:
+                    tally.add(delivery.stop - delivery.start, delivery.bad_rows)
+                    if delivery.batch.size or self._encoder.keep_empty:
+                        yield self._deliver(delivery, self.position)
+                    else:
+                        self.position = self._after(delivery, self.position, 0)
+            tally.finish()
+        finally:
+            pipeline.close()
+
+    def _deliver(self, delivery: Delivery, before: Position) -> Delivery:
+        self.position = self._after(delivery, before, 1)
+        return delivery
+
+    def _after(self, delivery: Delivery, before: Position, batches: int) -> Position:
+        """The position after a delivery."""
+        rows, ahead = before.rows, {*before.ahead, (delivery.start, delivery.stop)}
+        joined: list[tuple[int, int]] = []
+        for start, stop in sorted(ahead):
+            if start <= rows:
+                rows = max(rows, stop)
+            elif joined and joined[-1][1] == start:
+                joined[-1] = (joined[-1][0], stop)
+            else:
+                joined.append((start, stop))
+        return replace(
+            before,
+            batches=before.batches + batches,
+            rows=rows,
+            ahead=tuple(joined),
+            bad_rows=before.bad_rows + delivery.bad_rows,
+        )
+
+    def _pipeline(
+        self, plan: EpochPlan, start: int, done: tuple[tuple[int, int], ...]
+    ) -> Pipeline[EncodedUnit]:
+        settings = self.settings
+        assembler = Assembler(
+            plan, start_row=start, done=done, unit_batches=settings.unit_batches, costs=settings.cost
+        )
+        begin, _ = plan.window(plan.window_of(start))
+        unit_rows = settings.unit_batches * settings.batch_size
+        return Pipeline(
+            skip_rows(plan.segments, begin),
+            self._read,
+            assembler,
+            self._encoder,
+            threads=settings.threads,
+            row_budget=plan.window_rows + max(1, settings.threads) * BLOCK_ROWS,
+            ahead=settings.threads + 1 + BLOCK_ROWS // unit_rows,
+            in_order=settings.in_order or settings.cost is not None,
+        )
+
+    def _read(self, segment: Segment) -> Iterator[Piece]:
+        """The rows of a segment; those of its fragment before and after it are passed over."""
+        fragment = self._reader.fragments[segment.fragment]
+        at = 0
+        for block in self._reader.read(fragment, self._encoder.columns):
+            piece = Piece(block.table, fragment.file, fragment.first_row + at, block.bad)
+            size = block.table.num_rows
+            low, high = max(segment.start - at, 0), min(segment.stop - at, size)
+            if high > low:
+                yield piece.slice(low, high)
+            at += size
+            if at >= segment.stop:
+                return
+
+    def _plan(self, epoch: int) -> EpochPlan:
+        settings = self.settings
+        return plan_epoch(
+            self._counts,
+            batch_size=settings.batch_size,
+            shuffle=settings.shuffle,
+            window_batches=settings.window_batches,
+            seed=settings.seed,
+            epoch=epoch,
+            rank=settings.rank,
+            world_size=settings.world_size,
+            drop_remainder=settings.drop_remainder,
+        )
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        return [fragment.num_rows for fragment in self._reader.fragments]
+
+    def _start(self, epoch: int) -> Position:
+        return Position(epoch, 0, 0, (), 0, self.settings.order_settings(), self._files)
+
+    def _check_position(self, epoch: int, position: Position | None) -> Position:
+        if position is None:
+            return self._start(epoch)
+        if position.epoch != epoch:
+            raise ValueError(f"the position must be of epoch {epoch}, got one of epoch {position.epoch}")
+        position.check(self.settings.order_settings(), self._files)
+        return position
+
+    def _first_row(self, plan: EpochPlan, begin: Position) -> int:
+        """The row to go on from. Batches delivered in order give it on every rank alike."""
+        return plan.row_of_batch(begin.batches) if not begin.ahead else begin.rows
+
+    def _say_joined(self, plan: EpochPlan) -> None:
+        joined = plan.num_batches and plan.num_rows == plan.num_batches * plan.batch_size + 1
+        if joined and not self._said_joined and not self.settings.cost:
+            self._said_joined = True
+            logger.info(
+                "the last batch of an epoch would have one row; the batch before takes it and has %d rows",
+                plan.batch_size + 1,
+            )
+
+    def _nothing(self, plan: EpochPlan) -> Delivery:
+        """A batch of no rows, for a rank that has none where others have."""
+        schema = self._reader.schemas[0]
+        table = pa.table({name: pa.array([], schema.field(name).type) for name in self._encoder.columns})
+        window = Window(0, 0, (Piece(table, 0, 0),), replace(plan, shuffle=False))
+        return self._encoder(Unit(0, (Part(window, 0, 0),), (0, 0))).deliveries[0]
+
+
+def build_loader(
+    config: PipelineConfig,
+    input_path: str,
+    *,
+    features: Sequence[Feature],
+    training: bool,
+    seed: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    carry_columns: Sequence[str] = (),
+    need_labels: bool = True,
+) -> Loader:
+    """A loader of the dataset at `input_path`, as `config.data_config` says.
+
+    Args:
+        config: labels, weights and keys are found in it wherever it names them.
+        input_path: files, globs, folders or table addresses, joined by commas.
+        features: what to encode.
+        training: shuffle, drop the remainder, mask and sample as for training.
+        seed: with the epoch, decides all that is random.
+        rank: which of `world_size` shares of the data to read.
+        world_size: the number of processes that read the data together.
+        carry_columns: columns to pass through beside the batches.
+        need_labels: read labels, sample weights and keys.
+
+    Raises:
+        ConfigError: settings contradict each other.
+        DataError: files are missing or damaged, or lack a column or have it with a wrong type.
+    """
+    data = config.data_config
+    settings = resolve_settings(data, training=training, seed=seed, rank=rank, world_size=world_size)
+    targets = find_targets(config) if need_labels else Targets()
+    reader = open_reader(input_path, data)
+    encoder = FeatureEncoder(features)
+    sampler = build_sampler(data, features, training=training, seed=seed, rank=rank) if need_labels else None
+    needed = [*encoder.columns, *targets.columns, *carry_columns]
+    needed += [settings.cost[0]] if settings.cost else []
+    needed += [sampler.item_id_field] if sampler else []
+    columns = tuple(dict.fromkeys(needed))
+    reader.check_columns(columns)
+    check_types(targets, reader.schemas[0], reader.files[0])
+    unit_encoder = UnitEncoder(
+        encoder=encoder,
+        targets=targets,
+        columns=columns,
+        carry=tuple(carry_columns),
+        files=reader.files,
+        skip_bad=settings.skip_bad,
+        keep_empty=world_size > 1,
+        mask_probability=settings.mask_probability,
+        cost=settings.cost,
+        sampler=sampler,
+        pin=settings.pin,
+    )
+    return Loader(reader, unit_encoder, settings)
+
+
+def open_reader(input_path: str, data: DataConfig) -> Reader:
+    """The reader of `data_config.dataset_type`, with at least one row to read."""
+    kind = DatasetType.Name(data.dataset_type)
+    try:
+        reader_type = READERS[kind]
+    except UnknownNameError as error:
+        known = ", ".join(READERS)
+        raise ConfigError(
+            [Problem("data_config.dataset_type", f"{kind} cannot be read; use {known}")]
+        ) from error
+    reader = reader_type(input_path, data)
+    if reader.num_rows == 0:
+        raise DataError(f"data: '{input_path}' has no rows ({len(reader.files)} files); check the path")
+    return reader
+
+
+def resolve_settings(
+    data: DataConfig, *, training: bool, seed: int, rank: int, world_size: int
+) -> LoaderSettings:
+    """The settings of a loader; what is written in the config must make sense together."""
+    batch_size = data.batch_size
+    if not training and data.HasField("eval_batch_size"):
+        batch_size = data.eval_batch_size
+    problems = []
+    if batch_size < 1:
+        problems.append(Problem("data_config.batch_size", f"must be at least 1, got {batch_size}"))
+    if data.shuffle and data.shuffle_buffer_size < 1:
+        problems.append(Problem("data_config.shuffle_buffer_size", "must be at least 1, got 0"))
+    for name in ("sample_mask_prob", "negative_sample_mask_prob", "max_bad_row_ratio"):
+        if not 0.0 <= getattr(data, name) <= 1.0:
+            problems.append(
+                Problem(f"data_config.{name}", f"must be from 0 to 1, got {getattr(data, name):g}")
+            )
+    cost = (data.sample_cost_field, data.batch_cost_size) if data.batch_cost_size else None
+    if bool(data.sample_cost_field) != bool(data.batch_cost_size):
+        problems.append(
+            Problem("data_config", "batch_cost_size and sample_cost_field go together; set both or none")
+        )
+    if cost and world_size > 1:
+        problems.append(
+            Problem(
+                "data_config.batch_cost_size",
+                f"batches cut by cost differ in number between ranks, and there are {world_size}; "
+                "use batch_size, or one process",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+    workers = data.num_workers if data.HasField("num_workers") else min(data.num_workers, os.cpu_count() or 1)
+    return LoaderSettings(
+        batch_size=batch_size,
+        training=training,
+        shuffle=training and data.shuffle,
+        shuffle_buffer_size=data.shuffle_buffer_size,
+        drop_remainder=training and data.drop_remainder,
+        threads=workers * max(1, data.fg_threads),
+        in_order=data.in_order,
+        skip_bad=data.on_bad_row == DataConfig.SKIP,
+        max_bad_row_ratio=data.max_bad_row_ratio,
+        mask_probability=data.sample_mask_prob if training else 0.0,
+        cost=cost,
+        pin=data.pin_memory and torch.cuda.is_available(),
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+    )

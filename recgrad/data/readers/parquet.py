@@ -1,0 +1,96 @@
+"""Parquet files; a fragment is a row group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recgrad.config.proto.data_pb2 import DataConfig
+from recgrad.data.readers.files import SourceFile, list_files
+from recgrad.data.readers.reader import BLOCK_ROWS, READERS, Block, FileIdentity, Fragment, Reader
+from recgrad.errors import DataError
+
+
+@READERS.register("ParquetDataset")
+class ParquetReader(Reader):
+    """Reads parquet files of any file system, only the columns that are asked for.
+
+    Footers are read when the reader is built; a file is known by its name, size and the
+    hash of its footer.
+    """
+
+    def __init__(self, input_path: str, config: DataConfig) -> None:
+        self._sources = list_files(input_path, (".parquet", ".parq", ".pq"))
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            footers = list(pool.map(_read_footer, self._sources))
+        self.files = tuple(source.name for source in self._sources)
+        self.schemas = tuple(schema for _, schema, _ in footers)
+        self.identities = tuple(
+            FileIdentity(source.name, source.size, digest)
+            for source, (_, _, digest) in zip(self._sources, footers, strict=True)
+        )
+        fragments = []
+        for file, (counts, _, _) in enumerate(footers):
+            first_row = 0
+            for index, count in enumerate(counts):
+                fragments.append(Fragment(file, index, first_row, count))
+                first_row += count
+        self.fragments = tuple(fragments)
+
+    def read(self, fragment: Fragment, columns: Sequence[str]) -> Iterator[Block]:
+        """The rows of a row group; a large one is decoded piece by piece."""
+        source = self._sources[fragment.file]
+        names = list(columns)
+        try:
+            with source.open_arrow() as handle:
+                parquet = pq.ParquetFile(handle, pre_buffer=not source.local)
+                if fragment.num_rows <= 2 * BLOCK_ROWS:
+                    yield Block(parquet.read_row_group(fragment.index, names, use_threads=False))
+                    return
+                batches = parquet.iter_batches(
+                    BLOCK_ROWS, row_groups=[fragment.index], columns=names, use_threads=False
+                )
+                for batch in batches:
+                    yield Block(pa.Table.from_batches([batch]))
+        except (OSError, pa.ArrowException) as error:
+            last = fragment.first_row + fragment.num_rows - 1
+            raise DataError(
+                f"data: cannot read rows {fragment.first_row} to {last} of {source.name} ({error}); "
+                "the file is damaged or changed while it was read: write it again"
+            ) from error
+
+
+def _read_footer(source: SourceFile) -> tuple[list[int], pa.Schema, str]:
+    """Rows of each row group, the schema, and the hash of the footer."""
+    if source.size == 0:
+        raise DataError(f"data: {source.name} is empty (0 bytes); remove it or write it again")
+    try:
+        with source.open_arrow() as handle:
+            footer = _footer_bytes(handle, source.size)
+            parquet = pq.ParquetFile(handle)
+            metadata = parquet.metadata
+            counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+            return counts, parquet.schema_arrow, blake2b(footer, digest_size=8).hexdigest()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(
+            f"data: {source.name} is not a readable parquet file ({error}); "
+            "it may be truncated: write it again"
+        ) from error
+
+
+def _footer_bytes(handle: pa.NativeFile, size: int) -> bytes:
+    """The footer's own bytes, which change when any column chunk moves or its statistics do."""
+    if size < 12:
+        raise pa.ArrowInvalid(f"{size} bytes are too few for a footer")
+    handle.seek(size - 8)
+    length = int.from_bytes(handle.read(4), "little")
+    if not 0 < length <= size - 12:
+        raise pa.ArrowInvalid("the footer is missing")
+    handle.seek(size - 8 - length)
+    footer: bytes = handle.read(length + 8)
+    handle.seek(0)
+    return footer

@@ -1,0 +1,140 @@
+"""What a reader offers the loader: files, their fragments, and the rows of a fragment.
+
+A fragment is the smallest run of rows that can be read without reading its neighbours: a
+row group of a parquet file, a block of lines of a CSV file, a range of a table. Row counts
+are known before the first row is read, so that the order of an epoch is plain arithmetic.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from recgrad.config.proto.data_pb2 import DataConfig
+from recgrad.errors import DataError, nearest
+from recgrad.registry import Registry
+
+BLOCK_ROWS = 65536
+"""Most rows that a reader hands over at once; bounds memory when fragments are large."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A run of rows of one file.
+
+    Attributes:
+        file: index into the reader's files.
+        index: number of the fragment in its file.
+        first_row: row number, in the file, of its first row.
+        num_rows: the number of rows.
+    """
+
+    file: int
+    index: int
+    first_row: int
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class FileIdentity:
+    """What a file is, whatever its path is spelled like.
+
+    Attributes:
+        name: path below the folder that all files of the dataset share.
+        size: bytes.
+        digest: hash of the parquet footer, or of the whole content of a CSV file.
+    """
+
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class BadValue:
+    """A value that the reader could not parse: it is null in the block's table.
+
+    Attributes:
+        row: row of the block, from 0.
+        column: the column's name, or None when the whole line is malformed.
+        value: what stands there.
+        reason: what is wrong with it, the same words for all values of one kind.
+    """
+
+    row: int
+    column: str | None
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive rows of a fragment.
+
+    Attributes:
+        table: the columns asked for.
+        bad: values that could not be parsed.
+    """
+
+    table: pa.Table
+    bad: tuple[BadValue, ...] = field(default=())
+
+
+class Reader(ABC):
+    """A dataset as files, fragments and rows. Subclasses are registered by `dataset_type`.
+
+    Attributes:
+        files: name of each file, as error messages show it, in the fixed order.
+        identities: what each file is.
+        schemas: the columns of each file.
+        fragments: all fragments in the order of files and rows.
+    """
+
+    files: tuple[str, ...]
+    identities: tuple[FileIdentity, ...]
+    schemas: tuple[pa.Schema, ...]
+    fragments: tuple[Fragment, ...]
+
+    @abstractmethod
+    def __init__(self, input_path: str, config: DataConfig) -> None: ...
+
+    @abstractmethod
+    def read(self, fragment: Fragment, columns: Sequence[str]) -> Iterator[Block]:
+        """The rows of a fragment, in order, in blocks of at most BLOCK_ROWS rows.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the whole dataset."""
+        return sum(fragment.num_rows for fragment in self.fragments)
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """Raise a DataError unless every file has every column, with one type in all files."""
+        for name in columns:
+            for file, schema in zip(self.files, self.schemas, strict=True):
+                if schema.get_field_index(name) < 0:
+                    raise DataError(missing_column(name, file, schema))
+                first = self.schemas[0].field(name).type
+                if schema.field(name).type != first:
+                    raise DataError(
+                        f"data: column '{name}' is {schema.field(name).type} in {file} but {first} in "
+                        f"{self.files[0]}; write both files with one type"
+                    )
+
+
+def missing_column(name: str, file: str, schema: pa.Schema) -> str:
+    """The error text for a column that a file does not have."""
+    names = schema.names
+    if len(names) > 1 and names.count(name) > 1:
+        return f"data: column '{name}' occurs {names.count(name)} times in {file}; keep one"
+    shown = ", ".join(names) if len(names) <= 12 else ", ".join(names[:6]) + " … " + ", ".join(names[-3:])
+    return f"data: column '{name}' is not in {file} (has: {shown}){nearest(name, names)}"
+
+
+READERS: Registry[type[Reader]] = Registry("reader", "recgrad.data.readers")

@@ -1,0 +1,51 @@
+"""What a sampler offers the loader."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from recgrad.config.proto.data_pb2 import DataConfig
+from recgrad.data.batch import Batch
+from recgrad.data.features.base import Feature
+from recgrad.registry import Registry
+
+
+class Sampler(ABC):
+    """Draws items that are shared by all rows of a batch.
+
+    Attributes:
+        item_id_field: the column that holds the items of the batch's own rows.
+    """
+
+    item_id_field: str
+
+    @classmethod
+    @abstractmethod
+    def build(
+        cls,
+        config: Any,
+        data: DataConfig,
+        features: Sequence[Feature],
+        *,
+        training: bool,
+        seed: int,
+        rank: int,
+    ) -> Sampler:
+        """The sampler of a config message."""
+
+    @abstractmethod
+    def sample(self, own: pa.Array, epoch: int, row: int) -> Batch:
+        """Encoded features of sampled items.
+
+        Args:
+            own: the items of the batch's rows; none of them is drawn.
+            epoch: the epoch.
+            row: number of the batch's first row in the epoch. Draws depend on these alone.
+        """
+
+
+SAMPLERS: Registry[type[Sampler]] = Registry("sampler", "recgrad.data.samplers")

@@ -1,0 +1,235 @@
+"""What a batch carries beside features: labels, sample weights, group and session keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from google.protobuf.message import Message
+from torch import Tensor
+
+from recgrad.config.proto.pipeline_pb2 import PipelineConfig
+from recgrad.data.faults import Faults
+from recgrad.data.hashing import hash_array
+from recgrad.errors import DataError
+
+_BINARY_LOSSES = ("binary_cross_entropy", "binary_focal_loss", "jrc_loss")
+
+
+@dataclass(frozen=True)
+class Label:
+    """A label column and the values it may have.
+
+    Attributes:
+        name: the column.
+        classes: values must be whole numbers from 0 to classes − 1; 0 allows any number.
+        positive: texts that count as 1, all others as 0; empty for a column of numbers.
+    """
+
+    name: str
+    classes: int = 0
+    positive: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The columns of labels, sample weights and keys."""
+
+    labels: tuple[Label, ...] = ()
+    weights: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns, each once."""
+        return tuple(dict.fromkeys([*(label.name for label in self.labels), *self.weights, *self.keys]))
+
+
+@dataclass(frozen=True)
+class EncodedTargets:
+    """The fields of a batch that targets fill."""
+
+    labels: Mapping[str, Tensor] = field(default_factory=dict)
+    sample_weights: Mapping[str, Tensor] = field(default_factory=dict)
+    keys: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def find_targets(config: PipelineConfig) -> Targets:
+    """The target columns that a config names, in `data_config` or anywhere in the model."""
+    data, model = config.data_config, config.model_config
+    classes: dict[str, int] = dict.fromkeys(data.label_fields, 0)
+    weights = dict.fromkeys(data.sample_weight_fields)
+    keys: dict[str, None] = {}
+    if model.losses and data.label_fields:
+        classes[data.label_fields[0]] = _classes(model.losses, model.num_class)
+    for message in _walk(model):
+        for label in _text(message, "label_name"):
+            classes[label] = _task_classes(message) or classes.get(label, 0)
+        for indicator in _text(message, "task_space_indicator_label"):
+            classes.setdefault(indicator, 0)
+        weights.update(dict.fromkeys(_text(message, "sample_weight_name")))
+        keys.update(dict.fromkeys([*_text(message, "grouping_key"), *_text(message, "session_name")]))
+    positive = {item.label_field: tuple(item.values) for item in data.positive_labels}
+    labels = tuple(Label(name, count, positive.get(name, ())) for name, count in classes.items())
+    return Targets(labels, tuple(weights), tuple(keys))
+
+
+def check_types(targets: Targets, schema: pa.Schema, file: str) -> None:
+    """Raise a DataError for a target column of a type that it cannot have."""
+    for label in targets.labels:
+        kind = schema.field(label.name).type
+        if label.positive and not _is_text(kind):
+            raise DataError(
+                f"data: label '{label.name}' is {kind} in {file}; positive_labels is for columns of text"
+            )
+        if not label.positive and not _is_number(kind):
+            raise DataError(
+                f"data: label '{label.name}' is {kind} in {file}, and a label is a number; write numbers, "
+                "or say in data_config.positive_labels which texts count as 1"
+            )
+    for name in targets.weights:
+        if not _is_number(schema.field(name).type):
+            raise DataError(
+                f"data: sample weight '{name}' is {schema.field(name).type} in {file}; it must be a number"
+            )
+    for name in targets.keys:
+        kind = schema.field(name).type
+        if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or _is_text(kind)):
+            raise DataError(f"data: key '{name}' is {kind} in {file}; it must be an integer or a string")
+
+
+def encode_targets(targets: Targets, columns: Mapping[str, pa.Array], faults: Faults) -> EncodedTargets:
+    """Tensors of all targets; bad rows are noted in `faults`."""
+    return EncodedTargets(
+        {label.name: _encode_label(label, columns[label.name], faults) for label in targets.labels},
+        {name: _encode_weight(name, columns[name], faults) for name in targets.weights},
+        {name: _encode_key(name, columns[name], faults) for name in targets.keys},
+    )
+
+
+def _encode_label(label: Label, array: pa.Array, faults: Faults) -> Tensor:
+    array = _no_nulls(array, label.name, "label", faults)
+    if label.positive:
+        texts = pc.utf8_trim_whitespace(array.cast(pa.string()))
+        wanted = pa.array([text.strip() for text in label.positive], pa.string())
+        return torch.from_numpy(pc.is_in(texts, value_set=wanted).cast(pa.int64()).to_numpy().copy())
+    values = _numbers(array)
+    if label.classes and len(values):
+        bad = ~((values >= 0) & (values < label.classes) & (values == np.floor(values)))
+        rule = "neither 0 nor 1" if label.classes == 2 else f"not a class from 0 to {label.classes - 1}"
+        faults.add(
+            np.flatnonzero(bad),
+            column=label.name,
+            feature=f"label {label.name}",
+            reason=f"label {{value}} is {rule}",
+            values=values[bad],
+            remedy="correct the label, or give the task a loss that takes it",
+        )
+    elif values.dtype.kind == "f":
+        _note_not_finite(values, label.name, f"label {label.name}", faults)
+    return torch.from_numpy(values.astype(np.int64 if values.dtype.kind == "i" else np.float32))
+
+
+def _encode_weight(name: str, array: pa.Array, faults: Faults) -> Tensor:
+    values = _numbers(_no_nulls(array, name, "sample weight", faults)).astype(np.float32)
+    _note_not_finite(values, name, f"sample weight {name}", faults)
+    bad = values < 0
+    faults.add(
+        np.flatnonzero(bad),
+        column=name,
+        feature=f"sample weight {name}",
+        reason="weight {value} is negative",
+        values=values[bad],
+        remedy="weights are 0 or more",
+    )
+    return torch.from_numpy(values)
+
+
+def _encode_key(name: str, array: pa.Array, faults: Faults) -> Tensor:
+    array = _no_nulls(array, name, "key", faults)
+    if pa.types.is_integer(array.type) and array.type != pa.uint64():
+        return torch.from_numpy(array.to_numpy(zero_copy_only=False).astype(np.int64))
+    return torch.from_numpy(hash_array(array).view(np.int64).copy())
+
+
+def _no_nulls(array: pa.Array, name: str, role: str, faults: Faults) -> pa.Array:
+    """The array with nulls noted as faults and filled, since the rest of the column is checked too."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if not array.null_count:
+        return array
+    rows = np.flatnonzero(np.asarray(array.is_null()))
+    faults.add(
+        rows,
+        column=name,
+        feature=f"{role} {name}",
+        reason=f"the {role} is null",
+        values=[None] * len(rows),
+        remedy=f"give every row a {role}, or leave such rows out",
+    )
+    filler = "" if _is_text(array.type) else False if pa.types.is_boolean(array.type) else 0
+    return array.fill_null(pa.scalar(filler, array.type))
+
+
+def _numbers(array: pa.Array) -> np.ndarray:
+    """int64 or float64 values."""
+    kind = pa.float64() if pa.types.is_floating(array.type) else pa.int64()
+    return array.cast(kind).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _note_not_finite(values: np.ndarray, column: str, feature: str, faults: Faults) -> None:
+    bad = ~np.isfinite(values)
+    faults.add(
+        np.flatnonzero(bad),
+        column=column,
+        feature=feature,
+        reason="{value} is not a finite number",
+        values=values[bad],
+        remedy="write a number, or leave such rows out",
+    )
+
+
+def _task_classes(task: Any) -> int:
+    """As `_classes` for a task's tower; a label that is a bit mask may be any number."""
+    if "task_bitmask" in task.DESCRIPTOR.fields_by_name and task.HasField("task_bitmask"):
+        return 0
+    return _classes(task.losses, task.num_class)
+
+
+def _classes(losses: Iterable[Any], num_class: int) -> int:
+    """2 when one of the losses is binary, the number of classes of a softmax, else 0."""
+    names = {message.WhichOneof("loss") for message in losses}
+    if names & set(_BINARY_LOSSES):
+        return 2
+    return num_class if "softmax_cross_entropy" in names and num_class > 1 else 0
+
+
+def _text(message: Message, name: str) -> list[str]:
+    """The value of an optional string field, when the message has it and it is set."""
+    if name not in message.DESCRIPTOR.fields_by_name or not getattr(message, name):
+        return []
+    return [getattr(message, name)]
+
+
+def _walk(message: Message) -> Iterator[Message]:
+    """A message and all messages inside it."""
+    yield message
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
+            continue
+        for item in value if descriptor.is_repeated else [value]:
+            yield from _walk(item)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
