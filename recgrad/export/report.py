@@ -34,9 +34,11 @@ CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
        max-width: 84rem; margin: 2rem auto; padding: 0 1.5rem; }
 h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin: 0 0 .5rem; }
-.soft { color: var(--soft); } .grid { display: grid; gap: 1.5rem; margin: 1.5rem 0;
+.soft { color: var(--soft); } .grid section { margin: 0; }
+.grid { display: grid; gap: 1.5rem; margin: 1.5rem 0;
        grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); }
-section { border: 1px solid var(--line); border-radius: 8px; padding: 1rem 1.2rem; overflow: auto; }
+section { margin-top: 1.5rem; border: 1px solid var(--line); border-radius: 8px; padding: 1rem 1.2rem;
+          overflow: auto; }
 svg { width: 100%; height: auto; } table { border-collapse: collapse; width: 100%; }
 td, th { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line); }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
@@ -82,7 +84,7 @@ def render(folder: Path, events: Sequence[Mapping[str, Any]]) -> str:
 <section><h2>Last evaluation</h2>{_metrics_table(evaluations)}</section>
 <div class="grid">{grid}</div>
 <section><h2>Environment</h2>{_table(_environment())}</section>
-<section style="margin-top:1.5rem"><details><summary>Config</summary><pre>{config_text}</pre></details></section>
+<section><details><summary>Config</summary><pre>{config_text}</pre></details></section>
 </body></html>
 """
 

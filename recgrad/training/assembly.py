@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recgrad.config import PipelineConfig, to_kwargs
-from recgrad.data.features import Feature, build_features
+from recgrad.data.features.base import Feature
+from recgrad.data.features.build import build_features
 from recgrad.data.loader import Loader, build_loader
 from recgrad.embedding.build import build_sparse_optimizer
 from recgrad.models.build import build_model
+from recgrad.optim.roles import parameter_roles
 from recgrad.optim.sparse import SparseOptimizer
 from recgrad.optim.updater import Updater, build_updater
 from recgrad.training.hooks.base import Hook
@@ -68,7 +70,15 @@ def build_training(config: PipelineConfig) -> Training:
     sparse = None
     if task.model.engine is not None:
         sparse = build_sparse_optimizer(task.model.engine, settings.sparse_optimizer)
-    updater = build_updater(settings, task.model.dense_named_parameters(), sparse)
+    summaries = set(settings.tensorboard_summaries) if settings.use_tensorboard else set()
+    updater = build_updater(
+        settings,
+        task.model.dense_named_parameters(),
+        sparse,
+        roles=parameter_roles(task.model),
+        track_grad_norm="global_gradient_norm" in summaries,
+        keep_gradients=bool(summaries & {"gradient", "gradient_norm"}),
+    )
     train_loader = build_loader(
         config, config.train_input_path, features=features, training=True, seed=settings.seed
     )

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
-from recgrad.data.features import FEATURES
-from recgrad.data.readers import READERS
-from recgrad.data.samplers import SAMPLERS
+from recgrad.data.features.registry import FEATURES
+from recgrad.data.readers.reader import READERS
+from recgrad.data.samplers.sampler import SAMPLERS
 from recgrad.losses import LOSSES
 from recgrad.metrics import METRICS, TRAIN_METRICS
-from recgrad.models import MODELS
-from recgrad.nn import SEQUENCE_ENCODERS
+from recgrad.models.base import MODELS
+from recgrad.nn.encoders.base import ENCODERS
 from recgrad.optim.dense import DENSE_OPTIMIZERS
 from recgrad.optim.schedules import SCHEDULES
 from recgrad.optim.sparse import SPARSE_OPTIMIZERS
 from recgrad.registry import Registry
 
-REGISTRIES: dict[str, Registry[object]] = {
+REGISTRIES: dict[str, Registry[Any]] = {
     "dense_optimizer": DENSE_OPTIMIZERS,
     "sparse_optimizer": SPARSE_OPTIMIZERS,
     "schedule": SCHEDULES,
@@ -27,10 +27,10 @@ REGISTRIES: dict[str, Registry[object]] = {
     "feature": FEATURES,
     "reader": READERS,
     "sampler": SAMPLERS,
-    "sequence_encoder": SEQUENCE_ENCODERS,
+    "sequence_encoder": ENCODERS,
 }
 
 
-def available() -> dict[str, Iterable[str]]:
+def available() -> dict[str, list[str]]:
     """The config names that exist, by kind."""
     return {kind: list(registry) for kind, registry in REGISTRIES.items()}

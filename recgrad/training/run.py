@@ -26,7 +26,7 @@ from recgrad.training.checkpoint import CheckpointManager, read_checkpoint, reso
 from recgrad.training.evaluator import evaluate as evaluate_task
 from recgrad.training.hooks.console import describe_metrics
 from recgrad.training.preflight import ConfigSource, prepare_config, require_sound
-from recgrad.training.runtime import allow_tf32, seed_everything
+from recgrad.training.runtime import seed_everything
 from recgrad.training.signals import StopRequest
 from recgrad.training.state import TrainState
 from recgrad.training.task import Task
@@ -91,9 +91,7 @@ def train(
     folder = Path(effective.model_dir)
     checkpoints = CheckpointManager(folder, keep_max=effective.train_config.keep_checkpoint_max)
     start_from = _check_model_dir(folder, checkpoints, continue_train)
-    settings = effective.train_config
-    allow_tf32(cudnn=settings.cudnn_allow_tf32, matmul=settings.cuda_matmul_allow_tf32)
-    seed_everything(settings.seed)
+    seed_everything(effective.train_config.seed)
     training = build_training(effective)
     _write_effective_config(effective, folder)
     state = _starting_state(training, effective, start_from, ignore_restore_optimizer)

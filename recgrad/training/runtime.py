@@ -1,4 +1,4 @@
-"""Settings of the process: threads, allocator, number formats, seeds.
+"""Settings of the process: threads, allocator, seeds.
 
 Commands call these at start-up; importing Recgrad changes nothing.
 """
@@ -46,12 +46,6 @@ def keep_freed_memory() -> bool:
     except OSError:  # musl and others
         return False
     return bool(libc.mallopt(M_MMAP_MAX, 0)) and bool(libc.mallopt(M_TRIM_THRESHOLD, KEEP_BYTES))
-
-
-def allow_tf32(*, cudnn: bool, matmul: bool) -> None:
-    """Set the TF32 switches; they matter on GPUs alone."""
-    torch.backends.cudnn.allow_tf32 = cudnn
-    torch.backends.cuda.matmul.allow_tf32 = matmul
 
 
 def seed_everything(seed: int) -> None:

@@ -13,6 +13,7 @@ from recgrad.config.proto.loss_pb2 import LossConfig
 from recgrad.data.batch import Batch
 from recgrad.errors import ConfigError
 from recgrad.losses import Loss, build_loss
+from recgrad.losses.pareto import pareto_weights
 from recgrad.losses.weighting import TaskWeighting
 from recgrad.metrics import build_metric, build_train_metric
 from recgrad.models.base import Model
@@ -35,12 +36,24 @@ class Task(nn.Module):
         return outputs
 
     def losses(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
-        """Each term by name, and their sum as "total"."""
-        terms = {name: loss for head in self._heads() for name, loss in head.losses(outputs, batch)}
+        """Each term by name, and what is minimised as "total": their sum, or their Pareto sum."""
+        by_head = [dict(head.losses(outputs, batch)) for head in self._heads()]
+        terms = {name: loss for head in by_head for name, loss in head.items()}
+        total = self._combine([torch.stack(list(head.values())).sum() for head in by_head if head])
         if "regularization" in outputs:
             terms["regularization"] = outputs["regularization"]
-        terms["total"] = torch.stack([loss.reshape(()) for loss in terms.values()]).sum()
+            total = total + outputs["regularization"]
+        terms["total"] = total
         return terms
+
+    def _combine(self, losses: Sequence[Tensor]) -> Tensor:
+        """The sum of the tasks' losses, weighted by Pareto where the model asks for it."""
+        stacked = torch.stack(list(losses))
+        if not (self.model.use_pareto_loss_weight and torch.is_grad_enabled()):
+            return stacked.sum()
+        shared = [parameter for _, parameter in self.model.shared_named_parameters()]
+        minimum = [head.weighting.pareto_min_loss_weight for head in self._heads() if len(head.loss_terms)]
+        return (stacked * pareto_weights(losses, shared, minimum)).sum()
 
     def predictions(self, outputs: Outputs) -> dict[str, Tensor]:
         """What users see: `probs` (or `y` for regression), with the task's name behind it."""

@@ -37,11 +37,6 @@ class TensorBoard:
         self._train: SummaryWriter | None = None
         self._evaluation: SummaryWriter | None = None
 
-    @property
-    def needs_gradients(self) -> bool:
-        """Whether gradients must outlive the update for this sink to see them."""
-        return bool(self.summaries & {"gradient", "gradient_norm", "global_gradient_norm"})
-
     def start(self, trainer: Trainer) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
