@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import re
 from pathlib import Path
 
 import pytest
@@ -13,17 +13,17 @@ from recgrad.registry import Registry, UnknownNameError, import_object
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    folder = tmp_path / "zoo_of_things"
+    name = "zoo_" + re.sub(r"\W", "_", tmp_path.name)
+    folder = tmp_path / name
     folder.mkdir()
     (folder / "__init__.py").write_text(
-        "from recgrad.registry import Registry\nTHINGS = Registry('thing', 'zoo_of_things')\n"
+        f"from recgrad.registry import Registry\nTHINGS = Registry('thing', '{name}')\n"
     )
     (folder / "cat.py").write_text(
-        "from zoo_of_things import THINGS\n@THINGS.register('cat')\nclass Cat:\n    pass\n"
+        f"from {name} import THINGS\n@THINGS.register('cat')\nclass Cat:\n    pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "zoo_of_things", raising=False)
-    return "zoo_of_things"
+    return name
 
 
 def test_a_new_file_is_found_without_a_list(package: str) -> None:
