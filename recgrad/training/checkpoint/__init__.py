@@ -1,5 +1,6 @@
 """Checkpoints: folders of raw arrays and JSON that appear whole or not at all."""
 
+from recgrad.training.checkpoint.diff import Difference, diff_snapshots
 from recgrad.training.checkpoint.manager import CheckpointManager, resolve_checkpoint
 from recgrad.training.checkpoint.manifest import Manifest, load_manifest
 from recgrad.training.checkpoint.reader import read_checkpoint, verify_checkpoint
@@ -11,11 +12,13 @@ from recgrad.training.checkpoint.writer import write_checkpoint
 __all__ = [
     "Anew",
     "CheckpointManager",
+    "Difference",
     "Manifest",
     "RestoreReport",
     "RestoredTable",
     "Snapshot",
     "TableRows",
+    "diff_snapshots",
     "load_manifest",
     "read_checkpoint",
     "resolve_checkpoint",

@@ -240,7 +240,7 @@ def read_array_file(path: Path) -> ArrayFile:
 
 
 def _array(path: Path, name: str, entry: Any, data: AnyArray) -> RawArray:
-    where = f"array '{name[:200]}'"
+    where = f"array {name[:200]!r}"
     require(isinstance(entry, dict), path, f"{where} is not an object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     require(isinstance(dtype, str) and dtype in _TORCH_TYPES, path, f"{where} has an unknown dtype")

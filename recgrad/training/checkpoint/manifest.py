@@ -186,7 +186,7 @@ def _files(path: Path, entries: Any) -> dict[str, FileRecord]:
             name in (TREE_NAME, TREE_ARRAYS_NAME)
             or (bool(_SHARD_PATH.fullmatch(name)) and set(name.split("/")[1]) != {"."}),
             path,
-            f"names a file that is none of a checkpoint's: '{name[:200]}'",
+            f"names a file that is none of a checkpoint's: {name[:200]!r}",
         )
         require(isinstance(entry, dict), path, f"file '{name}' is not an object")
         crc = entry.get("crc32")
@@ -206,7 +206,7 @@ def _tables(path: Path, entries: Any) -> tuple[TableEntry, ...]:
         require(
             isinstance(shards, list) and all(isinstance(shard, str) for shard in shards) and bool(shards),
             path,
-            f"table '{entry['name'][:200]}' has no shards",
+            f"table {entry['name'][:200]!r} has no shards",
         )
         counts = {key: _count(path, entry, key) for key in ("num_rows", "dim", "touched_rows")}
         tables.append(TableEntry(name=entry["name"], shards=tuple(shards), **counts))

@@ -38,9 +38,7 @@ def load_param_map(path: Path | str, *, here: Collection[str], there: Collection
             continue
         where = f"{path}:{number}"
         if len(words) != 2:
-            problems.append(
-                f"{where} must be 'name_in_this_model name_in_checkpoint', got: {line.strip()}"
-            )
+            problems.append(f"{where} must be 'name_in_this_model name_in_checkpoint', got: {line.strip()}")
             continue
         own, theirs = _known_as(words[0], here), _known_as(words[1], there)
         if own not in here:

@@ -24,11 +24,16 @@ from recgrad.training.checkpoint.tree import decode_tree
 from recgrad.training.checkpoint.writer import STATE_PREFIX
 
 
-def verify_checkpoint(path: Path | str) -> Manifest:
-    """Read every byte and compare sizes and checksums; raises CheckpointError naming the file."""
+def verify_checkpoint(path: Path | str, *, checksums: bool = True) -> Manifest:
+    """Read every byte and compare sizes and checksums; raises CheckpointError naming the file.
+
+    Args:
+        path: the checkpoint's folder.
+        checksums: False compares the sizes alone, which reads no data.
+    """
     folder = Path(path)
     manifest = load_manifest(folder)
-    _check_files(folder, manifest, verify=True)
+    _check_files(folder, manifest, verify=checksums)
     return manifest
 
 
@@ -80,7 +85,7 @@ def _read_table(folder: Path, entry: TableEntry) -> TableRows:
         _check_shard(folder / name, entry, file)
         shards.append(_rows(entry, file))
     rows = shards[0] if len(shards) == 1 else _merged(folder, entry, shards)
-    where = f"{folder / entry.shards[0]}: table '{entry.name[:200]}'"
+    where = f"{folder / entry.shards[0]}: table {entry.name[:200]!r}"
     problem = rows.problem()
     if problem is not None:
         raise CheckpointError(f"{where}: {problem}")
@@ -98,7 +103,7 @@ def _check_shard(path: Path, entry: TableEntry, file: ArrayFile) -> None:
         require(
             name in ("row_ids", "weights") or name.startswith(STATE_PREFIX),
             path,
-            f"unknown array '{name[:200]}'",
+            f"unknown array {name[:200]!r}",
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,12 +21,20 @@ from recgrad.training.checkpoint.snapshot import AnyArray, Snapshot, TableRows
 ENGINE_PREFIX = "engine."
 
 
+class Table(Protocol):
+    """A table of an engine."""
+
+    @property
+    def spec(self) -> TableSpec:
+        """Its name, height and width."""
+
+
 class Engine(Protocol):
     """What restoring needs of an embedding engine."""
 
     @property
-    def tables(self) -> Sequence[TableSpec]:
-        """The tables."""
+    def tables(self) -> Mapping[str, Table]:
+        """The tables by name."""
 
     def import_table(self, name: str, row_ids: AnyArray, weights: AnyArray) -> None:
         """Set rows of a table."""
@@ -34,6 +42,9 @@ class Engine(Protocol):
 
 class TableOptimizer(Protocol):
     """What restoring needs of the optimizer of the tables."""
+
+    def export_state(self, table: str) -> Mapping[str, AnyArray]:
+        """The states of the touched rows of a table."""
 
     def import_state(self, table: str, row_ids: AnyArray, states: Mapping[str, AnyArray]) -> None:
         """Set the state of rows of a table."""
@@ -86,7 +97,7 @@ class _Restore:
         self.here = {
             name: value for name, value in model.state_dict().items() if not name.startswith(ENGINE_PREFIX)
         }
-        self.tables_here = {} if engine is None else {spec.name: spec for spec in engine.tables}
+        self.tables_here = {} if engine is None else {n: table.spec for n, table in engine.tables.items()}
         self.moved: dict[str, str] = {}
         if param_map is not None:
             self.moved = load_param_map(

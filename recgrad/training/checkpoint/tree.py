@@ -129,8 +129,8 @@ def _decode_tagged(tag: str, value: Any, arrays: dict[str, RawArray], depth: int
         if tag in _FROM_ARRAY:
             return _FROM_ARRAY[tag](arrays.pop(_as(str, value)))
     except (ValueError, TypeError, KeyError, struct.error) as error:
-        raise CheckpointError(f"malformed {tag} ({error})") from error
-    raise CheckpointError(f"unknown tag '{tag[:40]}'")
+        raise CheckpointError(f"malformed {tag[:40]} ({error})") from error
+    raise CheckpointError(f"unknown tag {tag[:40]!r}")
 
 
 _FROM_ARRAY: dict[str, Callable[[RawArray], Any]] = {

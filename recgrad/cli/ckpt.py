@@ -1,0 +1,236 @@
+"""`recgrad ckpt`: look into checkpoints, compare them, check that they are whole."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recgrad.cli.command import COMMANDS, Command
+from recgrad.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from recgrad.training.checkpoint import Difference, Snapshot
+
+EXIT_DIFFERENT = 1
+EXIT_DAMAGED = 2
+PIPE_WIDTH = 200
+
+
+@COMMANDS.register("ckpt")
+class Ckpt(Command):
+    """List, show, compare and verify checkpoints.
+
+    A PATH is a checkpoint folder (model.ckpt-100) or a model dir, which means its newest whole one.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the four actions."""
+        actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+        listing = actions.add_parser("list", help="the checkpoints of a model dir")
+        listing.add_argument("model_dir", metavar="MODEL_DIR", type=Path)
+        show = actions.add_parser("show", help="step, versions, tables and parameters of a checkpoint")
+        show.add_argument("path", metavar="PATH", type=Path)
+        diff = actions.add_parser("diff", help="how two checkpoints differ; exit code 1 if they do")
+        diff.add_argument("first", metavar="A", type=Path)
+        diff.add_argument("second", metavar="B", type=Path)
+        diff.add_argument("--all", action="store_true", help="show what is equal, too")
+        verify = actions.add_parser("verify", help="read every byte; exit code 2 if something is damaged")
+        verify.add_argument("path", metavar="PATH", type=Path, help="a model dir means all its checkpoints")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do one of the actions."""
+        actions = {"list": _list, "show": _show, "diff": _diff, "verify": _verify}
+        return actions[args.action](args, _console())
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    # A pipe has no width; names must not be cut for it.
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
+def _list(args: argparse.Namespace, console: Console) -> int:
+    from recgrad.training.checkpoint import CheckpointManager, verify_checkpoint
+
+    manager = CheckpointManager(args.model_dir)
+    _require_folder(args.model_dir)
+    steps = manager.steps()
+    if not steps:
+        raise CheckpointError(f"{args.model_dir}: has no checkpoint (a folder named model.ckpt-<step>)")
+    best = manager.best()
+    table = _table("checkpoint", ">step", ">size", ">tables", ">touched rows", "")
+    for step in steps:
+        name = manager.path(step).name
+        try:
+            manifest = verify_checkpoint(manager.path(step), checksums=False)
+        except CheckpointError as error:
+            table.add_row(name, f"{step:,}", "", "", "", _plain(f"damaged: {error}"))
+            continue
+        rows = sum(entry.touched_rows for entry in manifest.tables)
+        note = "best" if step == best else ""
+        size = _size(manifest.num_bytes)
+        table.add_row(name, f"{step:,}", size, f"{len(manifest.tables)}", f"{rows:,}", note)
+    console.print(table)
+    return 0
+
+
+def _show(args: argparse.Namespace, console: Console) -> int:
+    from recgrad.training.checkpoint import load_manifest, read_checkpoint, resolve_checkpoint
+
+    path = resolve_checkpoint(args.path)
+    manifest = load_manifest(path)
+    snapshot = read_checkpoint(path, verify=False)
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+    console.print(
+        _plain(f"{path}: step {manifest.step:,}, {_size(manifest.num_bytes)}, written by {versions}")
+    )
+    _show_tables(snapshot, console)
+    _show_parameters(snapshot, console)
+    _show_rest(snapshot, console)
+    return 0
+
+
+def _show_tables(snapshot: Snapshot, console: Console) -> None:
+    if not snapshot.tables:
+        return
+    table = _table("table", ">rows", ">touched", ">dim", "dtype", "optimizer states", ">size")
+    for rows in sorted(snapshot.tables, key=lambda rows: rows.name):
+        states = ", ".join(f"{name} [{state.shape[1]}]" for name, state in rows.states.items()) or "none"
+        touched = f"{len(rows.row_ids):,}"
+        size = _size(rows.nbytes)
+        table.add_row(
+            _plain(rows.name),
+            f"{rows.num_rows:,}",
+            touched,
+            f"{rows.dim}",
+            str(rows.weights.dtype),
+            _plain(states),
+            size,
+        )
+    console.print(table)
+
+
+def _show_parameters(snapshot: Snapshot, console: Console) -> None:
+    arrays = dict(_arrays(snapshot.tree.get("model", {})))
+    if not arrays:
+        return
+    table = _table("parameter", "shape", "dtype", ">size")
+    for name, value in arrays.items():
+        shape = "×".join(map(str, value.shape)) or "scalar"
+        table.add_row(_plain(name), shape, str(value.dtype).removeprefix("torch."), _size(value.nbytes))
+    console.print(table)
+
+
+def _show_rest(snapshot: Snapshot, console: Console) -> None:
+    table = _table("also holds", ">arrays", ">size")
+    for section, content in snapshot.tree.items():
+        if section == "model":
+            continue
+        arrays = dict(_arrays(content))
+        table.add_row(_plain(section), f"{len(arrays)}", _size(sum(a.nbytes for a in arrays.values())))
+    if table.row_count:
+        console.print(table)
+
+
+def _diff(args: argparse.Namespace, console: Console) -> int:
+    from recgrad.training.checkpoint import diff_snapshots, read_checkpoint, resolve_checkpoint
+
+    paths = [resolve_checkpoint(args.first), resolve_checkpoint(args.second)]
+    first, second = (read_checkpoint(path) for path in paths)
+    found = diff_snapshots(first, second)
+    different = [item for item in found if not item.equal]
+    console.print(_plain(f"A {paths[0]}: step {first.step:,}\nB {paths[1]}: step {second.step:,}"))
+    if first.step != second.step or different:
+        if args.all or different:
+            console.print(_difference_table(found if args.all else different))
+        console.print(
+            f"{len(different)} of {len(found)} differ, {len(found) - len(different)} are equal bit for bit"
+        )
+        return EXIT_DIFFERENT
+    if args.all:
+        console.print(_difference_table(found))
+    console.print(f"all {len(found)} are equal bit for bit")
+    return 0
+
+
+def _difference_table(items: list[Difference]) -> Any:
+    table = _table("name", ">max |a−b|", ">relative", ">rows only in A", ">only in B", "")
+    for item in items:
+        numbers = (f"{item.max_abs:.3g}", f"{item.max_rel:.3g}") if item.max_abs else ("", "")
+        rows = (f"{count:,}" if count else "" for count in (item.only_first, item.only_second))
+        table.add_row(_plain(item.name), *numbers, *rows, _plain("equal" if item.equal else item.note))
+    return table
+
+
+def _verify(args: argparse.Namespace, console: Console) -> int:
+    from recgrad.training.checkpoint import CheckpointManager, verify_checkpoint
+
+    _require_folder(args.path)
+    manager = CheckpointManager(args.path)
+    paths = [manager.path(step) for step in manager.steps()] or [args.path]
+    damaged = 0
+    for path in paths:
+        try:
+            manifest = verify_checkpoint(path)
+        except CheckpointError as error:
+            damaged += 1
+            console.print(_plain(f"damaged  {error}"))
+        else:
+            files = len(manifest.files) + 1
+            console.print(_plain(f"whole    {path}: {files} files, {_size(manifest.num_bytes)}"))
+    return EXIT_DAMAGED if damaged else 0
+
+
+def _require_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: there is no such folder")
+
+
+def _arrays(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """The arrays in a tree, by path."""
+    if hasattr(value, "nbytes") and hasattr(value, "shape"):
+        return [(path, value)]
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, (list, tuple))
+        else ()
+    )
+    found = []
+    for key, item in items:
+        found += _arrays(item, f"{path}/{key}" if path else str(key))
+    return found
+
+
+def _table(*columns: str) -> Any:
+    """An empty table; columns that begin with > are set right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(column.removeprefix(">"), justify="right" if right else "left", overflow="fold")
+    return table
+
+
+def _plain(text: str) -> Any:
+    """Text that is neither markup nor control codes, whatever a checkpoint calls its tables."""
+    from rich.text import Text
+
+    return Text("".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text))
+
+
+def _size(num_bytes: int) -> str:
+    value = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"

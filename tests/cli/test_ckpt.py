@@ -1,0 +1,131 @@
+"""`recgrad ckpt`: what it prints and how it ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from recgrad.cli.main import main
+from recgrad.training.checkpoint import CheckpointManager, Snapshot, TableRows
+
+
+def snapshot(step, *, shift=0.0, rows=(1, 5, 9), name="user", **extra):
+    weights = np.arange(len(rows) * 2, dtype=np.float32).reshape(-1, 2) + np.float32(shift)
+    table = TableRows(name, 1000, 2, np.array(rows), weights, {"sum": np.ones((len(rows), 1), np.float32)})
+    tree = {
+        "model": {"deep.weight": torch.ones(3, 4), "deep.bias": torch.zeros(3)},
+        "state": {"epoch": 1},
+        **extra,
+    }
+    return Snapshot(step, tree, [table])
+
+
+@pytest.fixture
+def save(tmp_path):
+    def save(folder, *snapshots):
+        manager = CheckpointManager(tmp_path / folder)
+        for item in snapshots:
+            manager.save(item)
+        manager.wait()
+        return tmp_path / folder
+
+    return save
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_list_names_every_checkpoint_the_best_and_the_damaged(save, capsys):
+    folder = save("run", snapshot(1), snapshot(20), snapshot(300))
+    CheckpointManager(folder).mark_best(20)
+    (folder / "model.ckpt-300" / "tree.json").unlink()
+    assert main(["ckpt", "list", str(folder)]) == 0
+    lines = {
+        line.split()[0]: line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("model.ckpt")
+    }
+    assert list(lines) == ["model.ckpt-1", "model.ckpt-20", "model.ckpt-300"]
+    assert lines["model.ckpt-20"].split()[-1] == "best"
+    assert "best" not in lines["model.ckpt-1"]
+    assert "damaged: " in lines["model.ckpt-300"]
+    assert "tree.json: cannot be opened" in lines["model.ckpt-300"]
+
+
+def test_show_prints_step_versions_tables_and_parameters(save, capsys):
+    folder = save("run", snapshot(1200))
+    assert main(["ckpt", "show", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "step 1,200" in out
+    assert f"torch {torch.__version__}" in out
+    (user,) = [line.split() for line in out.splitlines() if line.startswith("user")]
+    # rows, touched, dim, dtype, state, size: 3 ids of 8 bytes, 6 weights and 3 states of 4.
+    assert user == ["user", "1,000", "3", "2", "float32", "sum", "[1]", "60", "B"]
+    (weight,) = [line.split() for line in out.splitlines() if line.startswith("deep.weight")]
+    assert weight == ["deep.weight", "3×4", "float32", "48", "B"]
+
+
+def test_equal_checkpoints_end_with_0(save, capsys):
+    a, b = save("a", snapshot(5)), save("b", snapshot(5))
+    assert main(["ckpt", "diff", str(a), str(b)]) == 0
+    assert "all 5 are equal bit for bit" in capsys.readouterr().out
+
+
+def test_diff_tells_values_rows_and_what_only_one_has(save, capsys):
+    a = save("a", snapshot(5, loss=1.0))
+    b = save("b", snapshot(6, shift=0.5, rows=(1, 5, 7, 8), more=[1]))
+    assert main(["ckpt", "diff", str(a), str(b)]) == 1
+    out = capsys.readouterr().out
+    lines = {line.split("  ")[0]: line for line in out.splitlines()}
+    # Weights of the common rows 1 and 5: 0…3 against 0.5…3.5; relative 0.5/0.5 at the first.
+    assert lines["table user"].split() == ["table", "user", "0.5", "1", "1", "2"]
+    assert "only in the first" in lines["loss"]
+    assert "only in the second" in lines["more"]
+    assert "deep.weight" not in out
+    assert main(["ckpt", "diff", str(a), str(b), "--all"]) == 1
+    assert "model/deep.weight" in capsys.readouterr().out
+
+
+def test_diff_refuses_a_damaged_checkpoint(save, capsys):
+    a, b = save("a", snapshot(5)), save("b", snapshot(5))
+    damage(b / "model.ckpt-5" / "tree.safetensors")
+    assert main(["ckpt", "diff", str(a), str(b / "model.ckpt-5")]) == 2
+    assert "tree.safetensors: is damaged" in capsys.readouterr().err
+
+
+def test_verify_reads_one_or_all(save, capsys):
+    folder = save("run", snapshot(1), snapshot(2))
+    assert main(["ckpt", "verify", str(folder)]) == 0
+    assert capsys.readouterr().out.count("whole ") == 2
+    damage(folder / "model.ckpt-1" / "tree.json")
+    assert main(["ckpt", "verify", str(folder)]) == 2
+    out = capsys.readouterr().out
+    assert "model.ckpt-1/tree.json: is damaged" in out
+    assert out.count("whole ") == 1
+    assert main(["ckpt", "verify", str(folder / "model.ckpt-2")]) == 0
+    assert main(["ckpt", "verify", str(folder / "model.ckpt-1")]) == 2
+
+
+@pytest.mark.parametrize("action", ["list", "show", "verify"])
+def test_a_folder_that_is_not_there_or_holds_nothing(tmp_path, capsys, action):
+    assert main(["ckpt", action, str(tmp_path / "absent")]) == 2
+    assert "absent: there is no such folder" in capsys.readouterr().err
+    assert main(["ckpt", action, str(tmp_path)]) == 2
+
+
+def test_names_cannot_send_codes_to_the_terminal_nor_be_markup(save, capsys):
+    folder = save("run", snapshot(1, name="\x1b[2Jred[bold]\ud800"))
+    assert main(["ckpt", "show", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert r"\x1b[2Jred[bold]\ud800" in out
+
+
+def test_an_action_is_required(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["ckpt"])
+    assert ended.value.code == 2
