@@ -157,10 +157,11 @@ def string_spans(array: pa.Array) -> tuple[Bytes, Ints, Ints]:
     if offset_buffer is None or len(array) == 0:
         return _NO_BYTES, np.zeros(len(array), np.int64), np.zeros(len(array), np.int64)
     first = array.offset
-    offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)
+    offsets: Any = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)
     offsets = offsets[first : first + len(array) + 1].astype(np.int64)
     data = _NO_BYTES if data_buffer is None else _frozen(np.frombuffer(data_buffer, np.uint8))
-    starts, ends = offsets[:-1], offsets[1:]
+    starts: Ints = offsets[:-1]
+    ends: Ints = offsets[1:]
     if array.null_count:
         # Arrow lets a null cover bytes; they must not be read as a value.
         ends = np.where(np.asarray(array.is_null()), starts, ends)
@@ -179,7 +180,7 @@ def hash_array(array: pa.Array) -> Hashes:
         hashes = hash_array(array.dictionary)
         indices = array.indices
         if indices.null_count == 0 and array.dictionary.null_count == 0:
-            return hashes[indices.to_numpy()]
+            return np.asarray(hashes[indices.to_numpy()])
         array = array.dictionary_decode()
     if pa.types.is_integer(array.type) or pa.types.is_boolean(array.type):
         if array.null_count or array.type == pa.uint64():

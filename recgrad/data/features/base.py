@@ -10,7 +10,14 @@ import numpy as np
 
 from recgrad.config.messages import chosen
 from recgrad.data.faults import Faults
-from recgrad.data.features.columns import Bags, TypeFault, kept_offsets, read_bags, read_pairs, read_positions
+from recgrad.data.features.columns import (
+    Bags,
+    ColumnTypeError,
+    kept_offsets,
+    read_bags,
+    read_pairs,
+    read_positions,
+)
 from recgrad.data.features.frame import Frame, Input, Pairs, Scope
 from recgrad.data.features.outputs import Dense, FloatOutput, IdOutput, Sparse
 from recgrad.data.features.spec import FeatureSpec, Kind
@@ -131,7 +138,7 @@ class Feature:
                 inputs = [self._read(frame, source, i == 0) for i, source in enumerate(self.inputs)]
                 return self._finish(inputs, Scope(faults, self.name, None))
             return self._encode_sequence(frame, faults)
-        except TypeFault as error:
+        except ColumnTypeError as error:
             columns = ", ".join(f"'{name}'" for name in self.columns)
             kind = self.config.DESCRIPTOR.name
             raise DataError(
@@ -139,14 +146,15 @@ class Feature:
             ) from error
 
     def _finish(self, inputs: list[Any], scope: Scope) -> Sparse | Dense:
-        bags = self.transform(inputs, scope) if self.setting.generates else inputs[0]
+        bags: Any = self.transform(inputs, scope) if self.setting.generates else inputs[0]
         if self.weighted:
             bags = weighed(bags, scope, self.inputs[0].name)
         return self.output(bags, scope.report(bags, self.inputs[0].name))
 
     def _read(self, frame: Frame, source: Input, first: bool) -> Any:
         if source.source == "feature":
-            return frame.results[source.name].bags()
+            bags = frame.results[source.name].bags()
+            return Pairs.of(bags) if source.pairs else bags
         array = frame.array(source, first and self.spec.use_mask)
         if source.pairs:
             return Pairs(*read_pairs(array, source.separator or "\x1d"))
@@ -161,7 +169,7 @@ class Feature:
                 read.append(self._read(frame, source, i == 0))
                 continue
             bags, offsets = self._read_positions(frame, source, i == 0)
-            read.append(bags)
+            read.append(Pairs.of(bags) if source.pairs else bags)
             if row_offsets is None:
                 row_offsets = offsets
             elif not np.array_equal(row_offsets, offsets):
@@ -211,11 +219,7 @@ class Feature:
         sequence = self.setting.sequence is not None
         if not self.setting.generates:
             separator = self.setting.multival_sep
-            return (
-                Input(
-                    self.name, sequence=sequence, separator=separator, pairs=self.weighted and not sequence
-                ),
-            )
+            return (Input(self.name, sequence=sequence, separator=separator, pairs=self.weighted),)
         expressions = self.expressions()
         return tuple(self._resolve(source, len(expressions) == 1) for source in expressions)
 

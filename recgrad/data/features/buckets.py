@@ -142,14 +142,13 @@ class Boundaries:
             raise ValueError(f"boundaries must be rising numbers, got {list(boundaries)}")
         self.num_rows = len(edges) + 1
         # float32 values are compared with float32 edges: 0.7 in a file is then the edge 0.7.
-        self._edges = {np.dtype(np.float64): edges, np.dtype(np.float32): edges.astype(np.float32)}
+        self._double, self._single = edges, edges.astype(np.float32)
 
     def __call__(self, values: npt.NDArray[Any]) -> Ints:
         """The bucket of each number."""
-        edges = self._edges.get(values.dtype)
-        if edges is None:
-            values, edges = values.astype(np.float64), self._edges[np.dtype(np.float64)]
-        return np.searchsorted(edges, values, "right")
+        edges = self._single if values.dtype == np.float32 else self._double
+        ids: Ints = np.searchsorted(edges, values, "right")
+        return ids
 
 
 def vocabulary_of_list(words: Sequence[str], default: str, unknown: int | None) -> Vocabulary:

@@ -34,7 +34,7 @@ _PLAIN = {
 }
 
 
-class TypeFault(TypeError):
+class ColumnTypeError(TypeError):
     """A column whose type cannot be read as values."""
 
 
@@ -134,7 +134,7 @@ def read_bags(array: pa.Array, separator: str | None) -> Bags:
         return _numbers(array.cast(pa.float32()))
     if pa.types.is_decimal(array.type):
         return _numbers(array.cast(pa.float64()))
-    raise TypeFault(f"type {array.type} holds no numbers, texts or lists of them")
+    raise ColumnTypeError(f"type {array.type} holds no numbers, texts or lists of them")
 
 
 def read_positions(array: pa.Array, delimiter: str, separator: str | None) -> tuple[Bags, Ints]:
@@ -151,7 +151,8 @@ def read_positions(array: pa.Array, delimiter: str, separator: str | None) -> tu
         return read_bags(array.flatten(), separator), list_offsets(array)
     if kind in _STRINGS:
         text = Text.of(array)
-        parts, offsets = cut(text, delimiter)
+        parts, cuts = cut(text, delimiter)
+        offsets = np.arange(len(text) + 1) if cuts is None else cuts
         full = text.ends > text.starts
         if not full.all():
             keep = np.repeat(full, np.diff(offsets))
@@ -164,7 +165,7 @@ def read_positions(array: pa.Array, delimiter: str, separator: str | None) -> tu
 def read_pairs(array: pa.Array, separator: str, colon: str = ":") -> tuple[Bags, Values, Mask]:
     """Keys in bags, with a value for each, and which keys have one, from `k1:v1|k2:v2` or a map.
 
-    Texts and lists of texts are cut at the last `colon` of each item.
+    Texts and lists of texts are cut at the last `colon` of each item; numbers are keys alone.
     """
     if array.type.id == pa.lib.Type_MAP:
         index, offsets = _map_entries(array)
@@ -177,13 +178,11 @@ def read_pairs(array: pa.Array, separator: str, colon: str = ":") -> tuple[Bags,
             first = np.where(has, items.offsets[:-1], 0)
             values = take_values(values, first) if len(values) else np.zeros(len(first), np.int64)
         if keys.offsets is not None:
-            raise TypeFault("a map has an empty key")
+            raise ColumnTypeError("a map has an empty key")
         return Bags(keys.values, offsets), values, has
     bags = read_bags(array, separator)
     if not isinstance(bags.values, Text):
-        if array.null_count == len(array):
-            return bags, np.empty(0, np.float64), np.empty(0, np.bool_)
-        raise TypeFault(f"type {array.type} holds no texts such as 'key{colon}value', and is no map")
+        return bags, np.zeros(len(bags.values)), np.zeros(len(bags.values), np.bool_)
     keys_text, values_text, has = halve(bags.values, colon)
     return Bags(keys_text, bags.offsets), values_text, has
 
@@ -234,10 +233,7 @@ def _numbers(array: pa.Array) -> Bags:
 def _texts(text: Text, separator: str | None) -> Bags:
     offsets: Ints | None = None
     if separator is not None:
-        count = len(text)
         text, offsets = cut(text, separator)
-        if len(text) == count:
-            offsets = None
     empty = text.starts == text.ends
     if not empty.any():
         return Bags(text, offsets)

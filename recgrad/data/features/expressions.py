@@ -27,7 +27,7 @@ _TOKEN = re.compile(
 )
 
 
-class LengthMismatch(ValueError):
+class LengthMismatchError(ValueError):
     """Vectors of one bag that differ in length."""
 
     def __init__(self, bags: npt.NDArray[np.int64]) -> None:
@@ -49,7 +49,7 @@ class Expression:
     _root: Node
 
     def evaluate(self, values: Mapping[str, Value]) -> Value:
-        """The value for each bag. LengthMismatch says which bags have vectors that do not fit."""
+        """The value for each bag. LengthMismatchError says which bags have vectors that do not fit."""
         with np.errstate(all="ignore"):
             return self._root(values)
 
@@ -177,7 +177,8 @@ class _Parser:
 
 
 def _tokens(source: str) -> list[tuple[str, str]]:
-    tokens, at = [], 0
+    tokens: list[tuple[str, str]] = []
+    at = 0
     text = source.rstrip()
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -186,7 +187,7 @@ def _tokens(source: str) -> list[tuple[str, str]]:
         if symbol is not None and symbol not in _SYMBOLS:
             raise ValueError(f"expression {source!r}: {symbol!r} at {match.start(3)} is no operator")
         kind = "number" if number else "name" if name else "symbol"
-        tokens.append((kind, number or name or symbol))
+        tokens.append((kind, str(number or name or symbol)))
         at = match.end()
     if not tokens:
         raise ValueError("an expression must not be empty")
@@ -202,7 +203,7 @@ def _apply(function: Callable[..., Any], arguments: Sequence[Node]) -> Node:
             return np.asarray(function(*results), np.float64)
         parts, offsets, wrong = align(results)
         if len(wrong):
-            raise LengthMismatch(wrong)
+            raise LengthMismatchError(wrong)
         return Vector(np.asarray(function(*parts), np.float64), offsets)
 
     return node
@@ -215,7 +216,7 @@ def _reduce(function: Callable[..., Any], arguments: Sequence[Node]) -> Node:
         results = [argument(values) for argument in arguments]
         parts, offsets, wrong = align(results, vectors=True)
         if len(wrong):
-            raise LengthMismatch(wrong)
+            raise LengthMismatchError(wrong)
         return np.asarray(function(offsets, *parts), np.float64)
 
     return node

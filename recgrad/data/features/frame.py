@@ -15,7 +15,7 @@ from recgrad.data.faults import Faults
 from recgrad.data.features.buckets import Report
 from recgrad.data.features.columns import Bags, Values, gather, take_values
 from recgrad.data.features.outputs import BagIndex, Dense, Sparse
-from recgrad.data.features.text import Mask
+from recgrad.data.features.text import Mask, Text, halve
 from recgrad.data.hashing import Ints
 from recgrad.errors import DataError
 
@@ -46,6 +46,14 @@ class Pairs:
     keys: Bags
     values: Values
     has: Mask
+
+    @staticmethod
+    def of(bags: Bags) -> Pairs:
+        """Texts cut at their last colon; numbers are keys alone."""
+        if not isinstance(bags.values, Text):
+            return Pairs(bags, np.zeros(len(bags.values)), np.zeros(len(bags.values), np.bool_))
+        keys, values, has = halve(bags.values, ":")
+        return Pairs(Bags(keys, bags.offsets), values, has)
 
     def take(self, bags: Ints) -> Pairs:
         """The bags at an index array."""

@@ -89,7 +89,8 @@ def _mean(offsets: Ints, values: Numbers) -> Numbers:
 def _variance(offsets: Ints, values: Numbers, less: int) -> Numbers:
     lengths = np.diff(offsets)
     centred = values - np.repeat(_mean(offsets, values), lengths)
-    return _sum(offsets, centred * centred) / (lengths - less)
+    variance: Numbers = _sum(offsets, centred * centred) / (lengths - less)
+    return variance
 
 
 def _away_from_zero(x: Any) -> Any:

@@ -21,8 +21,7 @@ class IdFeature(Feature):
 
     def expressions(self) -> list[Input]:
         """The one column."""
-        pairs = self.weighted and self.setting.sequence is None
-        return [Input(self.config.expression, separator=separator_of(self.config), pairs=pairs)]
+        return [Input(self.config.expression, separator=separator_of(self.config), pairs=self.weighted)]
 
     def build_output(self) -> IdOutput:
         """Ids; the first value_dim of a row when that is set."""

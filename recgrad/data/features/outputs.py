@@ -182,10 +182,9 @@ class FloatOutput:
         if self.normalizer is not None:
             with np.errstate(all="ignore"):
                 values = self.normalizer(values)
-        if self.boundaries is None:
-            if values.dtype != np.float32:
-                with np.errstate(over="ignore"):
-                    values = values.astype(np.float32)
+        if self.boundaries is None and values.dtype != np.float32:
+            with np.errstate(over="ignore"):
+                values = values.astype(np.float32)
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             bad = ~np.isfinite(values)
             report(

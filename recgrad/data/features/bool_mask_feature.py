@@ -1,0 +1,71 @@
+"""The values of a column where a second column is true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recgrad.data.features.base import Feature
+from recgrad.data.features.buckets import Report
+from recgrad.data.features.columns import Bags, Values
+from recgrad.data.features.config import ids_output, separator_of
+from recgrad.data.features.frame import Input, Scope
+from recgrad.data.features.outputs import BagIndex, IdOutput
+from recgrad.data.features.registry import FEATURES
+from recgrad.data.features.text import Mask, Text
+
+
+@FEATURES.register("bool_mask_feature")
+@FEATURES.register("sequence_bool_mask_feature")
+class BoolMaskFeature(Feature):
+    """Ids of the values whose mask is true; a mask holds booleans, numbers (0 is false) or true/false."""
+
+    def expressions(self) -> list[Input]:
+        """The values and the mask."""
+        if len(self.config.expression) != 2:
+            count = len(self.config.expression)
+            raise ValueError(f"a bool_mask_feature must have 2 expressions, values and mask, got {count}")
+        separator = separator_of(self.config)
+        return [Input(text, separator=separator) for text in self.config.expression]
+
+    def build_output(self) -> IdOutput:
+        """Ids of the values that are kept."""
+        return ids_output(self.config, self.setting, value_dim=self.config.value_dim)
+
+    def transform(self, inputs: list[Any], scope: Scope) -> Bags:
+        """The values that are kept."""
+        values: Bags = inputs[0]
+        masks: Bags = inputs[1]
+        keep = _truth(masks.values, scope.report(masks, self.inputs[1].name))
+        wrong = values.lengths != masks.lengths
+        if wrong.any():
+            bad = np.flatnonzero(wrong)
+            scope.report(values, self.inputs[1].name)(
+                BagIndex(bad),
+                "has {value} masks, not one for each value",
+                masks.lengths[bad],
+                f"make '{self.inputs[0].name}' and '{self.inputs[1].name}' equally long in each row",
+            )
+            return Bags(values.values, values.offsets)
+        return values.keep(keep)
+
+
+def _truth(values: Values, report: Report) -> Mask:
+    if not isinstance(values, Text):
+        return np.asarray(values != 0)
+    lower = pc.utf8_lower(values.to_arrow())
+    true = pc.is_in(lower, pc.SetLookupOptions(pa.array(["true", "1"], pa.large_string()))).to_numpy(
+        zero_copy_only=False
+    )
+    false = pc.is_in(lower, pc.SetLookupOptions(pa.array(["false", "0"], pa.large_string()))).to_numpy(
+        zero_copy_only=False
+    )
+    bad = ~(true | false)
+    if bad.any():
+        report(
+            bad, "mask {value} is neither true nor false", values.take(bad), "write true or false, or 1 or 0"
+        )
+    return np.asarray(true)

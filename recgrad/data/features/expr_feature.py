@@ -1,0 +1,105 @@
+"""Numbers computed from other columns by an expression."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from recgrad.config.messages import shortest_float
+from recgrad.data.features.base import Feature
+from recgrad.data.features.columns import Bags
+from recgrad.data.features.config import floats_output, separator_of
+from recgrad.data.features.expressions import Expression, LengthMismatchError, Value, compile_expression
+from recgrad.data.features.frame import Input, Scope
+from recgrad.data.features.functions import Vector
+from recgrad.data.features.outputs import BagIndex, FloatOutput, IdOutput, numbers_of
+from recgrad.data.features.registry import FEATURES
+
+
+@FEATURES.register("expr_feature")
+@FEATURES.register("sequence_expr_feature")
+class ExprFeature(Feature):
+    """An expression over variables; a row where one is missing takes the default value."""
+
+    def expressions(self) -> list[Input]:
+        """The variables."""
+        self.names = [text.rpartition(":")[2] for text in self.config.variables]
+        if not self.names:
+            raise ValueError("an expr_feature must have variables")
+        separator = separator_of(self.config)
+        return [Input(text, separator=separator) for text in self.config.variables]
+
+    def build_output(self) -> FloatOutput | IdOutput:
+        """Floats, or buckets when boundaries are set."""
+        if self.setting.generates:
+            self.expression: Expression = compile_expression(self.config.expression)
+            unknown = self.expression.variables - set(self.names)
+            if unknown:
+                raise ValueError(
+                    f"expression {self.config.expression!r} names {', '.join(sorted(unknown))},"
+                    " which is not among variables"
+                )
+        self.fill = shortest_float(self.config.fill_missing) if self.config.HasField("fill_missing") else None
+        return floats_output(self.config, self.setting, value_dim=self.config.value_dim)
+
+    def transform(self, inputs: list[Any], scope: Scope) -> Bags:
+        """The expression of each bag; bags with a missing variable are empty."""
+        read = [
+            Bags(numbers_of(bags.values, scope.report(bags, source.name)).astype(np.float64), bags.offsets)
+            for bags, source in zip(inputs, self.inputs, strict=True)
+        ]
+        if self.fill is not None:
+            read = [_filled(bags, self.fill) for bags in read]
+        count = len(read[0])
+        whole = np.ones(count, np.bool_)
+        for bags in read:
+            if bags.offsets is not None:
+                whole &= np.diff(bags.offsets) > 0
+        if not whole.all():
+            read = [bags.take(np.flatnonzero(whole)) for bags in read]
+        values = {name: _value(bags) for name, bags in zip(self.names, read, strict=True)}
+        try:
+            result = self.expression.evaluate(values)
+        except LengthMismatchError as error:
+            bad = np.flatnonzero(whole)[error.bags]
+            scope.report(inputs[0], self.inputs[0].name)(
+                BagIndex(bad),
+                f"vectors of {self.config.expression!r} differ in length",
+                np.full(len(bad), None),
+                "make the vectors of a row equally long",
+            )
+            return Bags(np.empty(0), np.zeros(count + 1, np.int64))
+        return _bags(result, whole)
+
+
+def _filled(bags: Bags, value: float) -> Bags:
+    """Missing values filled in."""
+    if bags.offsets is None:
+        return bags
+    lengths = np.diff(bags.offsets)
+    empty = lengths == 0
+    lengths = np.maximum(lengths, 1)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    filled = np.full(offsets[-1], value)
+    filled[~np.repeat(empty, lengths)] = bags.values
+    return Bags(filled, offsets)
+
+
+def _value(bags: Bags) -> Value:
+    """A number for each bag where all have one, else vectors."""
+    values: Any = bags.values
+    if bags.offsets is None or (len(values) == len(bags) and (np.diff(bags.offsets) == 1).all()):
+        return np.asarray(values, np.float64)
+    return Vector(values, bags.offsets)
+
+
+def _bags(result: Value, whole: Any) -> Bags:
+    """The result with empty bags where `whole` is false."""
+    count = int(whole.sum())
+    if isinstance(result, Vector):
+        lengths = np.zeros(len(whole), np.int64)
+        lengths[whole] = np.diff(result.offsets)
+        return Bags(result.values, np.concatenate([[0], np.cumsum(lengths)]))
+    numbers = np.broadcast_to(result, count)
+    return Bags(numbers, None if whole.all() else np.concatenate([[0], np.cumsum(whole)]))
