@@ -36,8 +36,9 @@ class Model(nn.Module):
     - `predict(inputs)` returns the logits, `{task.logits: [rows] or [rows, num_logits]}`;
       `self.head(…)` cuts them to shape.
 
-    The same seed gives the same weights, whatever was drawn from torch's generator before;
-    that generator is left as it was.
+    `self.engine` holds the embedding tables; it is None when no group has ids. The same seed
+    gives the same weights, whatever was drawn from torch's generator before; that generator is
+    left as it was.
 
     Args:
         features: all features that batches carry, in their order.
@@ -54,7 +55,7 @@ class Model(nn.Module):
     """
 
     groups: FeatureGroups
-    engine: nn.Module
+    engine: nn.Module | None
     tasks: tuple[TaskSpec, ...]
 
     def __init__(
@@ -81,13 +82,15 @@ class Model(nn.Module):
             self.build(**params)
             self.variational = nn.ModuleDict(_variational(self.groups, variational_dropout))
         plan = self.groups.plan
-        self.engine = (engine or _local_engine)(
-            plan.tables,
-            plan.lookups,
-            keys=self.groups.keys,
-            sequence_keys=self.groups.sequence_keys,
-            seed=seed,
-        )
+        self.engine = None
+        if plan.tables:
+            self.engine = (engine or _local_engine)(
+                plan.tables,
+                plan.lookups,
+                keys=self.groups.keys,
+                sequence_keys=self.groups.sequence_keys,
+                seed=seed,
+            )
         self._dense_half = _compiled(self.dense_half) if compile else self.dense_half
 
     def build(self, *args: Any, **params: Any) -> None:
@@ -135,11 +138,11 @@ class Model(nn.Module):
                 yield name, parameter
 
     def memory(self) -> dict[str, int]:
-        """Bytes of dense weights, and of the tables as the engine counts them."""
+        """Bytes of "dense" weights and of "tables"; `engine.memory()` has them table by table."""
         dense = sum(p.numel() * p.element_size() for _, p in self.dense_named_parameters())
         engine: Any = self.engine
-        tables = engine.memory() if hasattr(engine, "memory") else {}
-        return {"dense": dense, **(tables if isinstance(tables, dict) else {"tables": int(tables)})}
+        tables = () if engine is None else engine.memory()
+        return {"dense": dense, "tables": sum(table.total_bytes for table in tables)}
 
 
 MODELS: Registry[type[Model]] = Registry("model", "recgrad.models")

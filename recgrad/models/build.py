@@ -72,6 +72,9 @@ def build_model(
         )
     except (TypeError, ValueError) as error:
         raise ConfigError([Problem(f"model_config.{name}", str(error))]) from error
+    if name != "custom_model" and model.groups.unused():
+        unused = ", ".join(model.groups.unused())
+        raise ConfigError(f"model_config.feature_groups: {name} does not use {unused}; remove or rename it")
     if config.use_pareto_loss_weight and len(tasks) < 2:
         raise ConfigError("model_config.use_pareto_loss_weight: needs at least two tasks")
     model.use_pareto_loss_weight = config.use_pareto_loss_weight

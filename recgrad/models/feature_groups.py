@@ -69,6 +69,7 @@ class FeatureGroups(nn.Module):
         for group, specs in self.plan.encoders.items():
             if specs:
                 self.encoders[group] = nn.ModuleList(self._build_encoder(group, spec) for spec in specs)
+        self.used: set[str] = set()
         self._columns: dict[tuple[Any, ...], slice | Tensor] = {}
 
     def _build_encoder(self, group: str, spec: Any) -> nn.Module:
@@ -90,6 +91,7 @@ class FeatureGroups(nn.Module):
                 f"model_config: group '{group}' {kind}; the model needs it as a DEEP or WIDE group "
                 f"(there are: {', '.join(self.plan.rows) or 'none'})"
             )
+        self.used.add(group)
         widths = dict(self.plan.rows[group].widths)
         if group in self.encoders:
             for spec, encoder in zip(self.plan.encoders[group], self._encoders(group), strict=True):
@@ -110,6 +112,10 @@ class FeatureGroups(nn.Module):
             )
         return next(iter(widths.values()))
 
+    def unused(self) -> list[str]:
+        """Groups whose width no layer has asked for."""
+        return [group for group in (*self.plan.rows, *self.plan.sequences) if group not in self.used]
+
     def query_dim(self, group: str) -> int:
         """Columns of the query of a sequence group."""
         return sum(self._sequence(group).query.widths.values())
@@ -124,19 +130,20 @@ class FeatureGroups(nn.Module):
                 f"model_config: no sequence group '{group}' (there are: "
                 f"{', '.join(self.plan.sequences) or 'none'}); set its group_type to SEQUENCE"
             )
+        self.used.add(group)
         return self.plan.sequences[group]
 
     def _encoders(self, group: str) -> Any:
         return self.encoders[group]
 
     def gather(
-        self, batch: Batch, engine: nn.Module, groups: Sequence[str] | None = None
+        self, batch: Batch, engine: nn.Module | None, groups: Sequence[str] | None = None
     ) -> dict[str, Tensor]:
         """The parts of every group (or of `groups`), as slices of the batch and of the engine's output."""
         wanted = self.plan.rows if groups is None else [g for g in groups if g in self.plan.rows]
         inputs = {encoder.input for group in wanted for encoder in self.plan.encoders[group]}
         sequences = [s for s in self.plan.sequences if groups is None or s in inputs or s in groups]
-        embedded = engine(*self._ids(batch))
+        embedded: Any = None if engine is None else _Once(engine(*self._ids(batch)))
         parts: dict[str, Tensor] = {}
         for group in wanted:
             self._gather_rows(group, self.plan.rows[group], batch, embedded, parts)
@@ -273,6 +280,24 @@ class FeatureGroups(nn.Module):
             encoder(*(inputs[f"{spec.input}.{part}"] for part in ("query", "sequence", "lengths")))
             for spec, encoder in zip(self.plan.encoders[group], self._encoders(group), strict=True)
         ]
+
+
+class _Once:
+    """An engine's output that hands out the same columns once, so that they have one gradient."""
+
+    def __init__(self, embedded: EmbeddedIds) -> None:
+        self.embedded = embedded
+        self.taken: dict[tuple[str, ...], Tensor] = {}
+
+    def pooled(self, names: tuple[str, ...]) -> Tensor:
+        if names not in self.taken:
+            self.taken[names] = self.embedded.pooled(names)
+        return self.taken[names]
+
+    def sequence(self, name: str) -> Tensor:
+        if (name,) not in self.taken:
+            self.taken[(name,)] = self.embedded.sequence(name)
+        return self.taken[(name,)]
 
 
 def align(ids: KeyedJagged, keys: tuple[str, ...], rows: int) -> KeyedJagged:

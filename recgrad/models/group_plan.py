@@ -5,7 +5,7 @@ group "deep"   [ raw dense | dense embeddings | lookups | pooled sequences | seq
 group "seq"    query [ raw | dense embeddings | lookups | pooled ]     one vector a row
                sequence [ lookups | raw dense | dense embeddings ]     one vector a position
 ```
-Inside each part the config's order holds. Parts are put together so that a group is a few
+Inside each part the config's order holds, but that lookups of one width stand together. Parts are put together so that a group is a few
 slices of what a batch and the engine already hold side by side.
 """
 
@@ -233,6 +233,9 @@ class _Planner:
                 embedded[spec.name] = spec.embedding_dim
             else:
                 raw[spec.name] = spec.value_dim
+        # The engine keeps tables of a width together: lookups of equal width side by side are one slice.
+        dims = list(dict.fromkeys(widths[name] for name in lookups))
+        lookups = {name: lookups[name] for name in sorted(lookups, key=lambda name: dims.index(widths[name]))}
         order = [*raw, *embedded, *lookups, *pooled]
         return RowFields(
             tuple(raw),

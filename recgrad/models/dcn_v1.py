@@ -1,0 +1,49 @@
+"""DCN: a cross network beside an MLP.
+
+Wang et al. 2017, https://arxiv.org/abs/1708.05123
+
+    x_{l+1} = x_0·⟨w_l, x_l⟩ + b_l + x_l,   y = linear(final([x_L, deep(x_0)]))
+
+```
+          ┌──▶ cross ──┐
+group x ──┤            ├──▶ final ──▶ logits
+          └──▶ deep ───┘
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recgrad.models.base import MODELS, Model, only_group
+from recgrad.nn.cross import Cross
+from recgrad.nn.mlp import MLP
+
+
+@MODELS.register("dcn_v1")
+class DCNV1(Model):
+    """Deep & cross network over one group."""
+
+    def build(self, *, cross: Mapping[str, Any], deep: Mapping[str, Any], final: Mapping[str, Any]) -> None:
+        """Make the layers.
+
+        Args:
+            cross: arguments of `Cross`.
+            deep: arguments of the MLP beside it.
+            final: arguments of the MLP over both.
+        """
+        self.group = only_group(self)
+        width = self.groups.dim(self.group)
+        self.cross = Cross(width, **cross)
+        self.deep = MLP(width, **deep)
+        self.final = MLP(width + self.deep.out_features, **final)
+        self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
+
+    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The logits."""
+        x = inputs[self.group]
+        return self.head(self.output(self.final(torch.cat([self.cross(x), self.deep(x)], dim=1))))

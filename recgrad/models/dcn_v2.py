@@ -1,0 +1,62 @@
+"""DCN V2: a low-rank cross network, before or beside an MLP.
+
+Wang et al. 2021, https://arxiv.org/abs/2008.13535
+
+    x_{l+1} = x_0 ∘ (V_l U_l x_l + b_l) + x_l,   y = linear(final([x_L, deep(x)]))
+
+```
+          ┌──▶ (backbone) ──▶ cross ──┐
+group x ──┤                           ├──▶ final ──▶ logits
+          └──▶ (deep) ────────────────┘
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recgrad.models.base import MODELS, Model, only_group
+from recgrad.nn.cross import CrossV2
+from recgrad.nn.mlp import MLP
+
+
+@MODELS.register("dcn_v2")
+class DCNV2(Model):
+    """Deep & cross network V2 over one group."""
+
+    def build(
+        self,
+        *,
+        cross: Mapping[str, Any],
+        final: Mapping[str, Any],
+        backbone: Mapping[str, Any] | None = None,
+        deep: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make the layers.
+
+        Args:
+            cross: arguments of `CrossV2`.
+            final: arguments of the last MLP.
+            backbone: arguments of an MLP before the cross network; none for none.
+            deep: arguments of an MLP beside it, on the group itself; none for none.
+        """
+        self.group = only_group(self)
+        width = self.groups.dim(self.group)
+        self.backbone = MLP(width, **(backbone or {"hidden_units": ()}))
+        self.cross = CrossV2(self.backbone.out_features, **cross)
+        self.deep = None if deep is None else MLP(width, **deep)
+        beside = 0 if self.deep is None else self.deep.out_features
+        self.final = MLP(self.cross.out_features + beside, **final)
+        self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
+
+    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The logits."""
+        x = inputs[self.group]
+        crossed = self.cross(self.backbone(x))
+        if self.deep is not None:
+            crossed = torch.cat([crossed, self.deep(x)], dim=1)
+        return self.head(self.output(self.final(crossed)))

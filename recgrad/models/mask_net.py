@@ -1,0 +1,42 @@
+"""MaskNet: features multiplied by masks that are computed from the features.
+
+Wang et al. 2021, https://arxiv.org/abs/2102.07619
+
+    mask = linear(relu(linear(x))),   block(h) = relu(layer_norm(linear(h ∘ mask)))
+
+```
+parallel   x ──▶ layer norm ──┬──▶ block 1 ──┐
+                              ├──▶ block 2 ──┼──▶ (top_mlp) ──▶ logits
+                              └──▶ …         ┘
+serial     x ──▶ layer norm ──▶ block 1 ──▶ block 2 ──▶ … ──▶ (top_mlp) ──▶ logits
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from recgrad.models.base import MODELS, Model, only_group
+from recgrad.nn.mask import MaskNet as MaskBlocks
+
+
+@MODELS.register("mask_net")
+class MaskNet(Model):
+    """MaskNet over one group."""
+
+    def build(self, *, mask_net_module: Mapping[str, Any]) -> None:
+        """Make the layers.
+
+        Args:
+            mask_net_module: arguments of `recgrad.nn.mask.MaskNet`.
+        """
+        self.group = only_group(self)
+        self.blocks = MaskBlocks(self.groups.dim(self.group), **mask_net_module)
+        self.output = nn.Linear(self.blocks.out_features, self.tasks[0].num_logits)
+
+    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The logits."""
+        return self.head(self.output(self.blocks(inputs[self.group])))

@@ -1,0 +1,60 @@
+"""What multi-task models share: a tower for each task, over an input for each task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from recgrad.models.base import Model
+from recgrad.models.tasks import TaskSpec
+from recgrad.nn.mlp import MLP
+
+
+class TaskTower(nn.Sequential):
+    """An MLP (if any) and a linear layer to the task's logits.
+
+    Args:
+        in_features: width of the input.
+        num_logits: width of the output.
+        mlp: arguments of the MLP; none for none.
+    """
+
+    def __init__(self, in_features: int, num_logits: int, mlp: Mapping[str, Any] | None = None) -> None:
+        hidden = MLP(in_features, **(mlp or {"hidden_units": ()}))
+        super().__init__(hidden, nn.Linear(hidden.out_features, num_logits))
+
+
+class MultiTask(Model):
+    """A model with a tower for each task in `self.towers`, in the order of `self.tasks`."""
+
+    def build_towers(self, towers: Sequence[Mapping[str, Any]] | None, widths: Sequence[int]) -> None:
+        """Make the tower of each task over an input of the given width.
+
+        Args:
+            towers: `mlp` of each tower; none gives each task a linear layer.
+            widths: of each task's input.
+        """
+        check_task_names(self.tasks)
+        towers = [{} for _ in self.tasks] if towers is None else towers
+        if len(towers) != len(self.tasks):
+            raise ValueError(f"there must be a tower for each of {len(self.tasks)} tasks, got {len(towers)}")
+        self.towers = nn.ModuleList(
+            TaskTower(width, task.num_logits, tower.get("mlp"))
+            for tower, task, width in zip(towers, self.tasks, widths, strict=True)
+        )
+
+    def outputs(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The logits of all tasks from the input of each tower."""
+        logits: dict[str, Tensor] = {}
+        for task, tower, x in zip(self.tasks, self.towers, inputs, strict=True):
+            logits.update(self.head(tower(x), task))
+        return logits
+
+
+def check_task_names(tasks: Sequence[TaskSpec]) -> None:
+    """Refuse several tasks without names of their own: their outputs would overwrite each other."""
+    names = [task.name for task in tasks]
+    if len(set(names)) != len(names):
+        raise ValueError(f"tasks must have names of their own, got {names}")

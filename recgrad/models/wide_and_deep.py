@@ -1,0 +1,56 @@
+"""Wide & Deep: a linear model of ids beside an MLP of embeddings.
+
+Cheng et al. 2016, https://arxiv.org/abs/1606.07792
+
+    y = Σ wide + linear(deep(x))                     without `final`
+    y = linear(final([Σ wide, deep(x)]))             with `final`
+
+```
+wide ──▶ Σ ────────┐
+                   ├──▶ (+ or final) ──▶ logits
+deep ──▶ MLP ──────┘
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recgrad.models.base import MODELS, Model
+from recgrad.nn.mlp import MLP
+
+
+@MODELS.register("wide_and_deep")
+class WideAndDeep(Model):
+    """Wide & Deep over the groups `wide` (WIDE) and `deep`.
+
+    With several classes and no `final`, one linear layer over [Σ wide, deep] gives the logits,
+    since a sum that all classes share would cancel in the softmax.
+    """
+
+    def build(self, *, deep: Mapping[str, Any], final: Mapping[str, Any] | None = None) -> None:
+        """Make the layers.
+
+        Args:
+            deep: arguments of the MLP over the deep group.
+            final: arguments of the MLP over both parts; none adds them up.
+        """
+        self.groups.dim("wide")
+        self.deep = MLP(self.groups.dim("deep"), **deep)
+        classes = self.tasks[0].num_logits
+        self.adds_up = final is None and classes == 1
+        width = self.deep.out_features + (0 if self.adds_up else 1)
+        self.final = MLP(width, **(final or {"hidden_units": ()}))
+        self.output = nn.Linear(self.final.out_features, classes)
+
+    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The logits."""
+        wide = inputs["wide"].sum(1, keepdim=True)
+        deep = self.deep(inputs["deep"])
+        if self.adds_up:
+            return self.head(wide + self.output(deep))
+        return self.head(self.output(self.final(torch.cat([wide, deep], dim=1))))
