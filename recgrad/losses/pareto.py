@@ -92,9 +92,10 @@ def _simplex_min_norm(points: Floats) -> Floats:
         if (target >= 0).all():
             x = target
             pull = points @ x
+            norm = float(x @ pull)
             behind = np.where(used, np.inf, pull)
             worst = int(behind.argmin())
-            if behind[worst] >= x @ pull - 1e-13 * max(1.0, abs(x @ pull)):
+            if behind[worst] >= norm - 1e-13 * max(1.0, norm):
                 break
             used[worst] = True
             continue
@@ -114,17 +115,13 @@ def _affine_min_norm(points: Floats) -> Floats:
     system[:n, :n], system[n, n] = points, 0
     right = np.zeros(n + 1)
     right[n] = 1
-    return np.linalg.lstsq(system, right, rcond=None)[0][:n]
+    solution: Floats = np.linalg.lstsq(system, right, rcond=None)[0].astype(np.float64)
+    return solution[:n]
 
 
 def _gradient(loss: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     """The gradient with respect to all tensors, end to end; zero when none is reached."""
     if not loss.requires_grad:
         return torch.cat([torch.zeros_like(tensor).reshape(-1) for tensor in tensors])
-    parts = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True)
-    return torch.cat(
-        [
-            (torch.zeros_like(tensor) if part is None else part).reshape(-1)
-            for part, tensor in zip(parts, tensors)
-        ]
-    )
+    parts = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.reshape(-1) for part in parts])

@@ -1,0 +1,171 @@
+"""`recgrad compare`: tell whether one model's predictions are better than another's."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from recgrad.cli.command import COMMANDS, Command
+from recgrad.errors import RecgradError, nearest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@COMMANDS.register("compare")
+class Compare(Command):
+    """Compare the predictions of two models for the same rows.
+
+    Prints AUC, grouped AUC (with --group) and log loss of both, the interval of each
+    difference and a verdict, and draws them. The files are those of `recgrad predict`, with
+    the label (and the group) carried along, in the same order of rows; name a column of
+    unique values with --on when the orders differ.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the flags."""
+        parser.add_argument("pred_a", metavar="PRED_A", help="predictions of model A, parquet or csv")
+        parser.add_argument("pred_b", metavar="PRED_B", help="predictions of model B")
+        parser.add_argument("--label", required=True, metavar="COLUMN", help="column of the labels, 0 or 1")
+        parser.add_argument("--group", metavar="COLUMN", help="column of the groups, such as the user's id")
+        parser.add_argument(
+            "--score",
+            metavar="COLUMN",
+            help="column of the predictions (default: probs, or the only probs_…)",
+        )
+        parser.add_argument("--score-a", metavar="COLUMN", help="the same, for A alone")
+        parser.add_argument("--score-b", metavar="COLUMN", help="the same, for B alone")
+        parser.add_argument("--on", metavar="COLUMN", help="column that tells which rows belong together")
+        parser.add_argument(
+            "--weighting",
+            choices=["NONE", "IMPRESSIONS", "POSITIVES"],
+            default="NONE",
+            help="weight of a group in grouped AUC (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--confidence", type=float, default=0.95, help="of the intervals (default: %(default)s)"
+        )
+        parser.add_argument(
+            "--resamples", type=int, default=1000, help="draws of the bootstrap (default: %(default)s)"
+        )
+        parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
+        parser.add_argument("--plot", metavar="FILE.png", help="draw the intervals and the calibration")
+        parser.add_argument("--json", metavar="FILE", help="write the numbers")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Compare and print."""
+        import json
+        from pathlib import Path
+
+        from recgrad.metrics.comparison import compare
+
+        tables = [_load(path) for path in (args.pred_a, args.pred_b)]
+        if args.on:
+            tables = [
+                _sorted(table, path, args.on) for table, path in zip(tables, (args.pred_a, args.pred_b))
+            ]
+        label, group = (_shared(tables, args, name) for name in (args.label, args.group))
+        scores = [
+            _scores(table, path, chosen or args.score)
+            for table, path, chosen in zip(tables, (args.pred_a, args.pred_b), (args.score_a, args.score_b))
+        ]
+        try:
+            comparison = compare(
+                label,
+                scores[0],
+                scores[1],
+                group,
+                weighting=args.weighting,
+                confidence=args.confidence,
+                num_resamples=args.resamples,
+                seed=args.seed,
+            )
+        except ValueError as error:
+            raise RecgradError(f"compare: {error}") from error
+        print(f"A: {args.pred_a}\nB: {args.pred_b}")
+        print(comparison)
+        if args.plot:
+            comparison.plot(args.plot)
+        if args.json:
+            Path(args.json).write_text(json.dumps(comparison.to_dict(), indent=2) + "\n")
+        return 0
+
+
+def _load(path: str) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    try:
+        return pa.csv.read_csv(path) if path.endswith(".csv") else pa.parquet.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise RecgradError(f"{path}: cannot be read as predictions ({error})") from error
+
+
+def _sorted(table: pa.Table, path: str, on: str) -> pa.Table:
+    column = _column(table, path, on)
+    if column.null_count or len(column.unique()) != len(column):
+        raise RecgradError(
+            f"{path}: --on {on} must tell rows apart, but has values that repeat or are missing"
+        )
+    return table.sort_by(on)
+
+
+def _shared(tables: list[pa.Table], args: argparse.Namespace, name: str | None) -> Any:
+    """A column that is the same for both models; from A, compared with B's where B has it."""
+    import numpy as np
+
+    if name is None:
+        return None
+    rows = [table.num_rows for table in tables]
+    if rows[0] != rows[1]:
+        raise RecgradError(f"{args.pred_b}: has {rows[1]} rows, but {args.pred_a} has {rows[0]}")
+    values = _numpy(_column(tables[0], args.pred_a, name), args.pred_a, name)
+    for column in {name, args.on or name}:
+        if column not in tables[1].column_names:
+            continue
+        ours = _numpy(_column(tables[0], args.pred_a, column), args.pred_a, column)
+        theirs = _numpy(tables[1].column(column), args.pred_b, column)
+        if not np.array_equal(ours, theirs):
+            row = int(np.flatnonzero(ours != theirs)[0])
+            raise RecgradError(
+                f"{args.pred_b}: column '{column}' differs from {args.pred_a} at row {row} "
+                f"({theirs[row]} and {ours[row]}): the rows are not the same, or not in the same order; "
+                "name a column of unique values with --on"
+            )
+    return values
+
+
+def _numpy(column: pa.ChunkedArray, path: str, name: str) -> Any:
+    if column.null_count:
+        raise RecgradError(f"{path}: column '{name}' has {column.null_count} missing values")
+    return column.to_numpy()
+
+
+def _scores(table: pa.Table, path: str, name: str | None) -> Any:
+    import numpy as np
+
+    if name is None:
+        known = [column for column in table.column_names if column == "probs" or column.startswith("probs_")]
+        if "probs" not in known and len(known) != 1:
+            raise RecgradError(
+                f"{path}: which column holds the predictions? Name it with --score "
+                f"(has: {', '.join(table.column_names)})"
+            )
+        name = "probs" if "probs" in known else known[0]
+    column = _column(table, path, name)
+    if str(column.type).startswith("fixed_size_list"):
+        width = column.type.list_size
+        if width != 2:
+            raise RecgradError(f"{path}: column '{name}' has {width} classes; compare is for binary tasks")
+        return np.stack(column.to_numpy())[:, 1]
+    return _numpy(column, path, name)
+
+
+def _column(table: pa.Table, path: str, name: str) -> pa.ChunkedArray:
+    if name not in table.column_names:
+        raise RecgradError(
+            f"{path}: has no column '{name}'{nearest(name, table.column_names)} "
+            f"(has: {', '.join(table.column_names)}); carry it along when predicting"
+        )
+    return table.column(name)
