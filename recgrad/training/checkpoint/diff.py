@@ -71,7 +71,8 @@ def _largest(x: AnyArray, y: AnyArray) -> tuple[float, float]:
     with np.errstate(all="ignore"):
         distance = np.abs(x - y)
         relative = distance / np.maximum(np.abs(x), np.abs(y))
-    return float(np.nan_to_num(distance, nan=np.inf).max()), float(np.nan_to_num(relative, nan=np.inf).max())
+    distance, relative = (np.where(np.isnan(d), np.inf, d) for d in (distance, relative))
+    return float(distance.max()), float(relative.max())
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -111,6 +111,8 @@ class _Restore:
     def run(
         self, sparse_optimizer: TableOptimizer | None, updater: Updater | None, *, ignore_optimizer: bool
     ) -> RestoreReport:
+        # Asked for while the tables are empty, as it copies the states of all rows.
+        widths = {} if sparse_optimizer is None else self._state_widths(sparse_optimizer)
         sources = self._restore_weights()
         rows = self._restore_tables()
         if not sources and not rows:
@@ -128,7 +130,7 @@ class _Restore:
                 )
             restart_average(updater)
         if sparse_optimizer is not None and not ignore_optimizer:
-            self._restore_row_states(sparse_optimizer, rows, optimizer_restored, optimizer_anew)
+            self._restore_row_states(sparse_optimizer, widths, rows, optimizer_restored, optimizer_anew)
         taken = {**sources, **{name: part.name for name, (part, _) in rows.items()}}
         return RestoreReport(
             step=self.snapshot.step,
@@ -185,20 +187,25 @@ class _Restore:
         num_rows, dim = weight.shape
         return TableRows(source, num_rows, dim, np.arange(num_rows), weight.to(torch.float32).numpy())
 
+    def _state_widths(self, optimizer: TableOptimizer) -> dict[str, dict[str, int]]:
+        return {name: _widths(optimizer.export_state(name)) for name in self.tables_here}
+
     def _restore_row_states(
         self,
         optimizer: TableOptimizer,
+        widths: Mapping[str, Mapping[str, int]],
         rows: Mapping[str, tuple[TableRows, int]],
         restored: list[str],
         anew: list[Anew],
     ) -> None:
         for name, (part, _) in rows.items():
-            try:
+            theirs, own = _widths(part.states), widths[name]
+            if own == theirs:
                 optimizer.import_state(name, part.row_ids, part.states)
-            except ValueError as error:
-                anew.append(Anew(name, str(error)))
-            else:
                 restored.append(name)
+            else:
+                reason = f"states {theirs or 'none'} in the checkpoint, {own or 'none'} here"
+                anew.append(Anew(name, reason))
 
     def _describe(self, name: str, part: TableRows, dropped: int) -> RestoredTable:
         spec = self.tables_here[name]
@@ -226,6 +233,10 @@ def _misfit(own: torch.Tensor, found: torch.Tensor | None) -> str | None:
     if own.is_floating_point() != found.is_floating_point():
         return f"{found.dtype} in the checkpoint, {own.dtype} here"
     return None
+
+
+def _widths(states: Mapping[str, AnyArray]) -> dict[str, int]:
+    return {name: state.shape[1] for name, state in sorted(states.items())}
 
 
 def _below(table: TableRows, num_rows: int) -> TableRows:
