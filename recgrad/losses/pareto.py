@@ -66,7 +66,7 @@ def min_norm_weights(gram: Floats, minimum: Floats) -> Floats:
     When the unconstrained solution is inside it, it is the answer; else bounds are added
     and dropped one at a time (Wolfe, 1976), which is exact. Where many weights are equally
     good (gradients that are zero, equal or dependent), the one nearest to equal shares is
-    taken, by a ridge of 10⁻¹² of the mean squared gradient.
+    taken.
     """
     tasks = len(minimum)
     free = max(0.0, 1 - float(minimum.sum()))
@@ -78,7 +78,7 @@ def min_norm_weights(gram: Floats, minimum: Floats) -> Floats:
     gram = gram / size
     tilt = gram @ minimum
     points = free * free * gram + free * (tilt[:, None] + tilt) + minimum @ tilt
-    return minimum + free * _simplex_min_norm(points + 1e-12 * np.eye(tasks))
+    return minimum + free * _simplex_min_norm(points)
 
 
 def _simplex_min_norm(points: Floats) -> Floats:
@@ -109,13 +109,13 @@ def _simplex_min_norm(points: Floats) -> Floats:
 
 
 def _affine_min_norm(points: Floats) -> Floats:
-    """argmin xᵀ·points·x over Σx = 1, without bounds."""
+    """argmin xᵀ·points·x over Σx = 1, without bounds; of many, the shortest x."""
     n = len(points)
     system = np.ones((n + 1, n + 1))
     system[:n, :n], system[n, n] = points, 0
     right = np.zeros(n + 1)
     right[n] = 1
-    solution: Floats = np.linalg.lstsq(system, right, rcond=None)[0].astype(np.float64)
+    solution: Floats = np.linalg.lstsq(system, right, rcond=1e-10)[0].astype(np.float64)
     return solution[:n]
 
 
