@@ -26,7 +26,7 @@ class ForeachOptimizer(Optimizer):
             raise ValueError(f"lr must be at least 0, got {defaults['lr']}")
         if not defaults["weight_decay"] >= 0:
             raise ValueError(f"weight_decay must be at least 0, got {defaults['weight_decay']}")
-        super().__init__(params, {**defaults, "foreach": foreach})  # type: ignore[arg-type]
+        super().__init__(params, {**defaults, "foreach": foreach})
 
     @abstractmethod
     def init_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def nadam(
     weight_decay: float = 0.0,
     momentum_decay: float = 0.004,
     decoupled_weight_decay: bool = False,
-    foreach: bool | None = None,
+    foreach: bool = True,
 ) -> Optimizer:
     """NAdam: Adam with Nesterov's look ahead.
 
@@ -27,7 +27,7 @@ def nadam(
     decoupled. torch.optim.NAdam runs it. Dozat 2016.
 
     Args:
-        foreach: loop over operations (true) or over tensors (false); torch's choice when left out.
+        foreach: loop over operations (true) or over tensors (false).
     """
     return NAdam(
         as_groups(params),

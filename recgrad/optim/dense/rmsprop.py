@@ -17,7 +17,7 @@ def rmsprop(
     weight_decay: float = 0.0,
     momentum: float = 0.0,
     centered: bool = False,
-    foreach: bool | None = None,
+    foreach: bool = True,
 ) -> Optimizer:
     """RMSprop: v = αv + (1−α)g², w −= ηg/(√v+ε), with λw added to g.
 
@@ -25,7 +25,7 @@ def rmsprop(
     gradient. torch.optim.RMSprop runs it. Hinton 2012; centered: Graves 2013.
 
     Args:
-        foreach: loop over operations (true) or over tensors (false); torch's choice when left out.
+        foreach: loop over operations (true) or over tensors (false).
     """
     return RMSprop(
         as_groups(params),

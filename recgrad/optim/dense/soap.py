@@ -150,7 +150,8 @@ def gather(grad: Tensor, state: dict[str, Any], beta: float) -> None:
 
 def eigenvectors(matrix: Tensor) -> Tensor:
     """The eigenvectors of a symmetric matrix, those of large eigenvalues first."""
-    return torch.linalg.eigh(matrix).eigenvectors.flip(1)
+    vectors: Tensor = torch.linalg.eigh(matrix).eigenvectors
+    return vectors.flip(1)
 
 
 def turn_basis(state: dict[str, Any]) -> None:
