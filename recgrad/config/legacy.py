@@ -31,7 +31,7 @@ def replace_fg_encoded(config: PipelineConfig, locations: Locations) -> str | No
         data.fg_mode = FG_NONE if data.fg_encoded else FG_DAG
     mode = FgMode.Name(data.fg_mode)
     if data.fg_encoded != (data.fg_mode == FG_NONE):
-        what = f"fg_encoded: {encoded} contradicts fg_mode: {mode}; keep fg_mode alone"
+        what = f"{encoded} contradicts fg_mode: {mode}; keep fg_mode alone"
         raise ConfigError([Problem(locations.where(PATH), what)])
     data.ClearField("fg_encoded")
-    return f"{locations.where(PATH)}: fg_encoded is replaced by fg_mode; read as fg_mode: {mode}"
+    return f"{locations.where(PATH)}: is replaced by fg_mode; read as fg_mode: {mode}"

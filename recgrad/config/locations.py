@@ -20,7 +20,7 @@ class Locations:
 
     def __init__(self, source: str = "", text: str = "", offsets: Mapping[str, int] | None = None) -> None:
         self.source = source
-        self._offsets = offsets or {}
+        self._offsets = {} if offsets is None else offsets
         self._text = text
         self._newlines: list[int] | None = None
         self._forgotten: set[str] = set()

@@ -14,7 +14,7 @@ from recgrad.config.fill import join
 from recgrad.config.values import NUMERIC, Field, UnfitError, convert, suggest, unknown_field, wanted
 from recgrad.errors import ConfigError
 
-MAX_VISITS = 300_000
+MAX_VISITS = 500_000
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq,
@@ -117,7 +117,8 @@ class Finder:
         if isinstance(step.selector, Slice):
             return range(count)[step.selector.start : step.selector.stop]
         if isinstance(step.selector, Condition):
-            condition, values = step.selector, {}
+            condition = step.selector
+            values: dict[Field, Any] = {}
             meeting = [i for i, item in enumerate(place.value) if self._meets(place, item, condition, values)]
             return meeting or _nothing_meets(place, condition)
         text = step.selector.text if isinstance(step.selector, Key) else "+"

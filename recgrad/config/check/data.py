@@ -1,0 +1,73 @@
+"""The data section: batches, labels, columns and the reader."""
+
+from __future__ import annotations
+
+from recgrad.config.check.rule import CHECKS, Context, Node
+from recgrad.config.proto.data_pb2 import CsvDataset
+from recgrad.config.values import show
+
+_RANGES = {
+    "sample_mask_prob": (0, 1),
+    "negative_sample_mask_prob": (0, 1),
+    "max_bad_row_ratio": (0, 1),
+}
+
+
+@CHECKS.register("data")
+def check_data_config(context: Context) -> None:
+    """Sizes, separators and declared columns."""
+    for node in context.of("DataConfig"):
+        data = node.message
+        context.ranged(node, "batch_size", 1)
+        if data.HasField("eval_batch_size"):
+            context.ranged(node, "eval_batch_size", 1)
+        if data.shuffle:
+            context.ranged(node, "shuffle_buffer_size", 1)
+        for field, (low, high) in _RANGES.items():
+            context.ranged(node, field, low, high)
+        if not data.fg_encoded_multival_sep:
+            context.problem(node.at("fg_encoded_multival_sep"), "is empty; give the separator of values")
+        _check_columns(context, node)
+        if data.dataset_type == CsvDataset:
+            _check_csv(context, node)
+
+
+@CHECKS.register("labels")
+def check_labels(context: Context) -> None:
+    """A model learns at least one label; fields are named once."""
+    for node in context.of("DataConfig"):
+        if not node.message.label_fields:
+            context.problem(node.path, "label_fields is empty; name the column to learn")
+        for field in ("label_fields", "sample_weight_fields"):
+            seen: set[str] = set()
+            for i, name in enumerate(getattr(node.message, field)):
+                if not name:
+                    context.problem(f"{node.at(field)}[{i}]", "is empty")
+                elif name in seen:
+                    context.problem(f"{node.at(field)}[{i}]", f"{show(name)} is named twice; keep one")
+                seen.add(name)
+
+
+def _check_columns(context: Context, node: Node) -> None:
+    data = node.message
+    if data.input_fields and data.input_fields_str:
+        context.problem(node.path, "input_fields and input_fields_str are both set; keep one")
+    seen: set[str] = set()
+    for i, column in enumerate(data.input_fields):
+        if column.input_name in seen:
+            what = f"column {show(column.input_name)} is declared twice; keep one"
+            context.problem(f"{node.at('input_fields')}[{i}]", what)
+        seen.add(column.input_name)
+
+
+def _check_csv(context: Context, node: Node) -> None:
+    data = node.message
+    if len(data.delimiter.encode()) != 1 or data.delimiter in '\r\n"':
+        what = f"must be one ASCII character other than a quote, got {show(data.delimiter)}"
+        context.problem(node.at("delimiter"), what)
+    if not data.with_header and not data.input_fields and not data.input_fields_str:
+        context.problem(
+            node.path,
+            "a CSV file without a header needs input_fields, one for each column in order; "
+            "or set with_header: true",
+        )

@@ -1,0 +1,168 @@
+"""Features: names, ids, embeddings and sequences."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from recgrad.config.check.rule import CHECKS, Context, Feature, Node, number
+from recgrad.config.values import show
+
+ID_SOURCES = (
+    "num_buckets",
+    "hash_bucket_size",
+    "vocab_list",
+    "vocab_dict",
+    "vocab_file",
+    "zch",
+    "dynamicemb",
+)
+_VOCABULARIES = ("vocab_list", "vocab_dict", "vocab_file")
+# These make ids always; the others also make floats.
+_MAKE_IDS = ("IdFeature", "ComboFeature", "BoolMaskFeature")
+_DATA_TYPES = ("FP32", "FP16", "BF16")
+_COMBINERS = ("sum", "mean", "min", "max")
+
+
+@CHECKS.register("feature names")
+def check_names(context: Context) -> None:
+    """Every feature has a name of its own."""
+    seen: dict[str, Feature] = {}
+    for feature in context.features:
+        if feature.name in seen and feature.node.message.feature_name:
+            line = context.locations.line(seen[feature.name].node.path)
+            first = f", first on line {line}" if line else ""
+            context.problem(
+                feature.node.at("feature_name"), f"{show(feature.name)} is defined twice{first}; rename one"
+            )
+        seen.setdefault(feature.name, feature)
+
+
+@CHECKS.register("feature ids")
+def check_ids(context: Context) -> None:
+    """One way to make ids, with a size; boundaries that rise."""
+    for feature in context.features:
+        node = feature.node
+        sources = _sources(node.message)
+        if len(sources) > 1:
+            context.problem(node.path, f"{' and '.join(sources)} are both set; keep one")
+        elif not sources and node.kind in _MAKE_IDS:
+            known = [name for name in ID_SOURCES[:5] if name in node.message.DESCRIPTOR.fields_by_name]
+            context.problem(node.path, f"one of {', '.join(known)} is needed")
+        for field in ("num_buckets", "hash_bucket_size"):
+            if field in sources:
+                context.ranged(node, field, 1, 2**63 - 1)
+        _check_boundaries(context, node)
+        _check_vocabulary(context, node, sources)
+
+
+@CHECKS.register("feature embeddings")
+def check_embeddings(context: Context) -> None:
+    """An embedding_dim where there are ids or a dense embedding, and only there."""
+    for feature in context.features:
+        node, message = feature.node, feature.node.message
+        fields = message.DESCRIPTOR.fields_by_name
+        dense = message.WhichOneof("dense_emb") if "dense_emb" in message.DESCRIPTOR.oneofs_by_name else None
+        ids = _makes_ids(node)
+        if dense and ids:
+            context.problem(node.at(dense), "is for float values, but this feature makes ids; keep one")
+        needed = ids or dense is not None
+        if needed and not message.embedding_dim and not _required_elsewhere(node):
+            what = "ids need an embedding_dim" if ids else f"{dense} needs an embedding_dim"
+            context.problem(node.path, f"{what} of at least 1")
+        elif message.embedding_dim and not needed and not message.stub_type:
+            context.problem(
+                node.at("embedding_dim"),
+                "needs ids (boundaries, num_buckets …), mlp or autodis; this feature is used as it is",
+            )
+        if message.pooling.lower() not in ("sum", "mean"):
+            context.one_of(node, "pooling", ("sum", "mean"))
+        if "combiner" in fields:
+            context.one_of(node, "combiner", _COMBINERS)
+        context.one_of(node, "data_type", _DATA_TYPES)
+        if node.kind == "RawFeature":
+            context.ranged(node, "value_dim", 1)
+    for node in context.of("AutoDisEmbedding"):
+        context.ranged(node, "num_channels", 1)
+        context.ranged(node, "temperature", 0, above=True)
+        context.ranged(node, "keep_prob", 0, 1)
+
+
+@CHECKS.register("sequence features")
+def check_sequences(context: Context) -> None:
+    """Sequences have a length, a delimiter and members; fields of theirs stand where they work."""
+    for node in context.of("SequenceFeature"):
+        sequence = node.message
+        if sequence.HasField("sequence_length"):
+            context.ranged(node, "sequence_length", 1)
+        if not sequence.features:
+            context.problem(node.path, "has no features")
+    for feature in context.features:
+        node, message = feature.node, feature.node.message
+        grouped = ".sequence_feature." in node.path
+        if feature.sequence and not grouped:
+            if not message.sequence_delim:
+                context.problem(node.at("sequence_delim"), "is empty; give what separates positions")
+            continue
+        for field in ("sequence_length", "sequence_delim"):
+            if message.HasField(field):
+                owner = "the sequence_feature around it" if grouped else f"a sequence_{feature.choice}"
+                context.problem(node.at(field), f"belongs to {owner}; remove it here")
+        if not feature.sequence and message.sequence_fields:
+            context.problem(node.at("sequence_fields"), "is for sequence features; remove it")
+
+
+def _sources(message: Any) -> list[str]:
+    """The fields by which ids are made that are set."""
+    fields = message.DESCRIPTOR.fields_by_name
+    names = (*ID_SOURCES, "boundaries")
+    return [
+        name
+        for name in names
+        if name in fields
+        and (len(getattr(message, name)) > 0 if fields[name].is_repeated else message.HasField(name))
+    ]
+
+
+def _makes_ids(node: Node) -> bool:
+    return node.kind in _MAKE_IDS or node.kind == "TokenizeFeature" or bool(_sources(node.message))
+
+
+def _required_elsewhere(node: Node) -> bool:
+    """Whether the rule on required fields reports a missing embedding_dim."""
+    field = node.message.DESCRIPTOR.fields_by_name["embedding_dim"]
+    return bool(field.is_required) and not node.message.HasField("embedding_dim")
+
+
+def _check_boundaries(context: Context, node: Node) -> None:
+    boundaries = getattr(node.message, "boundaries", ())
+    for i, (left, right) in enumerate(pairwise(boundaries)):
+        if left >= right:
+            what = f"must rise, got {number(left)} before {number(right)}"
+            context.problem(f"{node.at('boundaries')}[{i + 1}]", what)
+            break
+
+
+def _check_vocabulary(context: Context, node: Node, sources: list[str]) -> None:
+    message = node.message
+    if "vocab_list" in sources:
+        seen: set[str] = set()
+        for i, word in enumerate(message.vocab_list):
+            if word in seen:
+                context.problem(
+                    f"{node.at('vocab_list')}[{i}]", f"word {show(word)} is given twice; keep one"
+                )
+                break
+            seen.add(word)
+    if "default_bucketize_value" not in message.DESCRIPTOR.fields_by_name:
+        return
+    given = message.HasField("default_bucketize_value")
+    if given and not any(name in sources for name in _VOCABULARIES):
+        context.problem(
+            node.at("default_bucketize_value"),
+            "needs vocab_list, vocab_dict or vocab_file; it is for their words",
+        )
+    if "vocab_file" in sources and not given and node.kind != "TokenizeFeature":
+        context.problem(
+            node.path, "vocab_file needs default_bucketize_value, the id of words not in the file"
+        )

@@ -1,0 +1,154 @@
+"""Hints: what works but is unusual, by the field's rules of thumb. They never stop a run."""
+
+from __future__ import annotations
+
+from recgrad.config.check.cpu import native_bf16, read_flags
+from recgrad.config.check.optimizers import optimizers
+from recgrad.config.check.rule import CHECKS, Context, Node, number
+from recgrad.config.values import show
+
+# The learning rates that are usual for a kind of optimizer.
+_ADAM = (1e-4, 1e-3)
+_ADAGRAD = (0.01, 0.1)
+_USUAL_RATES: dict[str, tuple[float, float]] = {
+    "adam_optimizer": _ADAM,
+    "adamw_optimizer": _ADAM,
+    "nadam_optimizer": _ADAM,
+    "radam_optimizer": _ADAM,
+    "partial_rowwise_adam_optimizer": _ADAM,
+    "rmsprop_optimizer": _ADAM,
+    "adagrad_optimizer": _ADAGRAD,
+    "rowwise_adagrad_optimizer": _ADAGRAD,
+    "lion_optimizer": (1e-4, 3e-4),
+}
+_SGD = (0.1, 1.0)
+_SGD_MOMENTUM = (0.01, 0.1)
+# Within this factor of the usual range nothing is said: the field itself doubles and halves.
+_TOLERANCE = 3.0
+# A weight decay beyond this factor of the usual one is worth a word.
+_DECAY_TOLERANCE = 10.0
+_LARGE_BATCH = 1000
+
+
+@CHECKS.register("hint: learning rate")
+def hint_rate(context: Context) -> None:
+    """A learning rate far from what is usual for the optimizer."""
+    for name, node in optimizers(context):
+        usual = _usual_rate(name, node)
+        rate = getattr(node.message, "lr", 0.0)
+        if usual is None or not rate or usual[0] / _TOLERANCE <= rate <= usual[1] * _TOLERANCE:
+            continue
+        side = "below" if rate < usual[0] else "above"
+        context.hint(
+            node.at("lr"),
+            f"{number(rate)} is {side} the usual {usual[0]:g} … {usual[1]:g} of {name}"
+            f"{'; training may be slow' if side == 'below' else '; training may be unstable'}",
+        )
+
+
+@CHECKS.register("hint: weight decay")
+def hint_decay(context: Context) -> None:
+    """A weight decay far from what is usual for so many rows."""
+    if context.rows is None:
+        return
+    usual = usual_decay(context.rows)
+    for _, node in optimizers(context):
+        decay = getattr(node.message, "weight_decay", 0.0)
+        if decay and not usual / _DECAY_TOLERANCE <= decay <= usual * _DECAY_TOLERANCE:
+            context.hint(
+                node.at("weight_decay"),
+                f"{number(decay)} is far from the usual {usual:g} for {context.rows} rows of data",
+            )
+
+
+@CHECKS.register("hint: warm-up")
+def hint_warmup(context: Context) -> None:
+    """A large batch without a warm-up of the dense rate."""
+    train, data = context.config.train_config, context.config.data_config
+    if not context.config.HasField("data_config") or not train.HasField("dense_optimizer"):
+        return
+    size = data.batch_size * max(1, train.gradient_accumulation_steps)
+    if size <= _LARGE_BATCH:
+        return
+    dense = Node("train_config.dense_optimizer", train.dense_optimizer)
+    optimizer = context.chosen(dense, "optimizer")
+    if optimizer is None or getattr(optimizer.message, "warmup_steps", None):
+        return
+    schedule = context.chosen(dense, "learning_rate")
+    if schedule is not None and (_warms_up(schedule) or schedule.kind == "SequenceLR"):
+        return
+    context.hint(
+        dense.path,
+        f"no warm-up with a batch of {size} rows; above {_LARGE_BATCH} a warmup_size of 15–20% of the "
+        "steps is usual, since early steps are the least stable",
+    )
+
+
+@CHECKS.register("hint: BF16")
+def hint_bf16(context: Context) -> None:
+    """BF16 on a CPU that has to emulate it."""
+    if context.config.train_config.mixed_precision != "BF16":
+        return
+    flags = read_flags() if context.cpu_flags is None else frozenset(context.cpu_flags)
+    if flags and not native_bf16(flags):
+        context.hint(
+            "train_config.mixed_precision",
+            "this CPU has no native BF16 (AVX512-BF16 or AMX), so it is about 30 times slower than FP32; "
+            "leave it out unless training runs on a GPU",
+        )
+
+
+@CHECKS.register("hint: unused features")
+def hint_unused(context: Context) -> None:
+    """Features that are read and encoded for nothing."""
+    if not context.features or not list(context.of("FeatureGroupConfig")):
+        return
+    used: set[str] = set()
+    for node in context.of("FeatureGroupConfig", "SeqGroupConfig"):
+        used.update(node.message.feature_names)
+    for node in context.nodes:
+        fields = node.message.DESCRIPTOR.fields_by_name
+        used.update(
+            getattr(node.message, name) for name in ("grouping_key", "session_name") if name in fields
+        )
+    for feature in context.features:
+        used.update(_features_read(feature.node))
+    unused = [
+        feature
+        for feature in context.features
+        if feature.name not in used and not getattr(feature.node.message, "stub_type", False)
+    ]
+    if unused:
+        names = ", ".join(show(feature.name) for feature in unused[:5]) + (" …" if len(unused) > 5 else "")
+        few = "feature is" if len(unused) == 1 else f"{len(unused)} features are"
+        context.hint(unused[0].node.path, f"{few} in no feature group: {names}")
+
+
+def usual_decay(rows: int) -> float:
+    """The weight decay that is usual for so many rows of data."""
+    if rows < 10_000:
+        return 1e-3
+    return 1e-4 if rows <= 1_000_000 else 1e-5
+
+
+def _usual_rate(name: str, node: Node) -> tuple[float, float] | None:
+    if name == "sgd_optimizer":
+        return _SGD_MOMENTUM if getattr(node.message, "momentum", 0.0) else _SGD
+    return _USUAL_RATES.get(name)
+
+
+def _warms_up(schedule: Node) -> bool:
+    message = schedule.message
+    if schedule.kind == "OneCycleLR":
+        return True
+    return bool(getattr(message, "warmup_size", 0) or getattr(message, "warmup", False))
+
+
+def _features_read(node: Node) -> list[str]:
+    """Names that a feature's inputs give after `feature:`."""
+    found: list[str] = []
+    for field, value in node.message.ListFields():
+        if field.message_type is None and field.type == field.TYPE_STRING:
+            texts = value if field.is_repeated else [value]
+            found.extend(text[8:] for text in texts if text.startswith("feature:"))
+    return found

@@ -1,0 +1,60 @@
+"""Where features get their values: expressions, and other features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from recgrad.config.check.rule import CHECKS, Context, Feature
+from recgrad.config.proto.data_pb2 import FG_DAG
+from recgrad.config.values import show
+
+_SIDES = ("user", "item", "context", "feature", "const")
+_SINGLE = ("expression", "map", "key", "nested_map", "pkey", "skey", "query", "title", "document")
+_WILDCARD = "ALL"
+
+
+@CHECKS.register("feature inputs")
+def check_inputs(context: Context) -> None:
+    """Inputs read `side:name`; with FG_DAG, `feature:` names a feature of the config."""
+    if not context.encodes:
+        return
+    for feature in context.features:
+        repeated = "variables" if feature.node.kind == "ExprFeature" else "expression"
+        fields = feature.node.message.DESCRIPTOR.fields_by_name
+        wanted = repeated in fields and fields[repeated].is_repeated
+        if wanted and not getattr(feature.node.message, repeated):
+            context.problem(feature.node.path, f"'{repeated}' is required")
+        for path, text in _inputs(feature):
+            _check_input(context, feature, path, text)
+
+
+def _inputs(feature: Feature) -> Iterator[tuple[str, str]]:
+    """Paths and texts of a feature's inputs."""
+    node = feature.node
+    fields = node.message.DESCRIPTOR.fields_by_name
+    if node.kind == "ExprFeature":
+        names: tuple[str, ...] = ("variables",)
+    else:
+        names = tuple(name for name in _SINGLE if name in fields)
+    for name in names:
+        value = getattr(node.message, name)
+        if fields[name].is_repeated:
+            yield from ((f"{node.at(name)}[{i}]", text) for i, text in enumerate(value))
+        elif value:
+            yield node.at(name), value
+
+
+def _check_input(context: Context, feature: Feature, path: str, text: str) -> None:
+    side, colon, name = text.partition(":")
+    if text == _WILDCARD and path.endswith(("pkey", "skey")):
+        return
+    if not text or (colon and (not name or side not in _SIDES)):
+        what = f"must read side:name with a side of {', '.join(_SIDES)}, got {show(text)}"
+        context.problem(path, what + (context.suggest(side, _SIDES) if colon and name else ""))
+        return
+    if side != "feature" or not colon or context.config.data_config.fg_mode != FG_DAG:
+        return
+    sequence = feature.name.rpartition("__")[0]
+    known = context.feature_names
+    if name not in known and f"{sequence}__{name}" not in known and context.all_features_known:
+        context.unknown(path, "feature", name, known)

@@ -1,0 +1,94 @@
+"""Precision, clipping, early stopping, summaries and export."""
+
+from __future__ import annotations
+
+from recgrad.config.check.rule import CHECKS, Context, Node
+from recgrad.config.values import show
+
+_PRECISIONS = ("", "BF16", "FP16")
+_SUMMARIES = (
+    "loss",
+    "learning_rate",
+    "parameter",
+    "global_gradient_norm",
+    "gradient_norm",
+    "gradient",
+)
+_EXPORTERS = ("latest", "best")
+
+
+@CHECKS.register("precision")
+def check_precision(context: Context) -> None:
+    """Mixed precision by a name that exists; a scaler that scales."""
+    for node in context.of("TrainConfig", "ExportConfig"):
+        context.one_of(node, "mixed_precision", _PRECISIONS)
+    for node in context.of("GradScaler"):
+        context.ranged(node, "init_scale", 0, above=True)
+        context.ranged(node, "growth_factor", 1, above=True)
+        context.ranged(node, "backoff_factor", 0, 1, above=True, below=True)
+        context.ranged(node, "growth_interval", 1)
+
+
+@CHECKS.register("clipping")
+def check_clipping(context: Context) -> None:
+    """Clipping of a known type, with a bound."""
+    for node in context.of("GradClipping"):
+        clipping = node.message
+        context.one_of(node, "clipping_type", ("none", "norm", "value"))
+        context.ranged(node, "max_gradient", 0, above=True)
+        if not clipping.norm_type > 0:
+            context.problem(node.at("norm_type"), f"must be greater than 0, got {clipping.norm_type:.7g}")
+        if clipping.clipping_type == "none":
+            _without_effect(
+                context, node, ("max_gradient", "norm_type", "enable_global_grad_clip"), "norm or value"
+            )
+        elif clipping.clipping_type == "value":
+            _without_effect(context, node, ("norm_type", "enable_global_grad_clip"), "norm")
+
+
+@CHECKS.register("summaries")
+def check_summaries(context: Context) -> None:
+    """Summaries by names that exist."""
+    for node in context.of("TrainConfig"):
+        for i, name in enumerate(node.message.tensorboard_summaries):
+            if name not in _SUMMARIES:
+                context.unknown(f"{node.at('tensorboard_summaries')}[{i}]", "summary", name, _SUMMARIES)
+        if node.message.tensorboard_summaries and not node.message.use_tensorboard:
+            path = f"{node.at('tensorboard_summaries')}[0]"
+            context.problem(path, "has no effect with use_tensorboard: false; keep one")
+        if node.message.HasField("fine_tune_ckpt_param_map") and not node.message.fine_tune_checkpoint:
+            context.problem(node.at("fine_tune_ckpt_param_map"), "needs a fine_tune_checkpoint")
+
+
+@CHECKS.register("early stopping")
+def check_early_stopping(context: Context) -> None:
+    """Early stopping watches a metric of the evaluation."""
+    for node in context.of("EarlyStopping"):
+        context.one_of(node, "mode", ("max", "min"))
+        context.ranged(node, "patience", 1)
+        context.ranged(node, "min_delta", 0)
+        if not node.message.metric:
+            context.problem(node.at("metric"), "is empty; name the metric to watch")
+        if not context.config.eval_input_path:
+            context.problem(node.path, "is driven by evaluation; set eval_input_path")
+
+
+@CHECKS.register("export")
+def check_export(context: Context) -> None:
+    """Exporters by names that exist, and an average of weights only where one is kept."""
+    for node in context.of("ExportConfig"):
+        context.one_of(node, "exporter_type", _EXPORTERS)
+        if node.message.exporter_type == "best" and not node.message.best_exporter_metric:
+            context.problem(node.at("best_exporter_metric"), "is empty; name the metric that decides")
+    has_ema = context.config.train_config.dense_optimizer.HasField("ema")
+    for node in context.of("EvalConfig", "ExportConfig"):
+        if node.message.use_dense_ema and not has_ema:
+            context.problem(node.at("use_dense_ema"), "needs an ema in train_config.dense_optimizer")
+
+
+def _without_effect(context: Context, node: Node, fields: tuple[str, ...], wanted: str) -> None:
+    for field in fields:
+        descriptor = node.message.DESCRIPTOR.fields_by_name[field]
+        if node.message.HasField(field) and getattr(node.message, field) != descriptor.default_value:
+            kind = show(node.message.clipping_type)
+            context.problem(node.at(field), f"has no effect with clipping_type {kind}; set it to {wanted}")
