@@ -1,0 +1,278 @@
+"""The local engine: all embedding tables of a model in one process, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from recgrad.embedding.local.group import DimGroup, Inputs
+from recgrad.embedding.local.table import Table, TableMemory
+from recgrad.embedding.spec import LookupSpec, TableSpec
+from recgrad.errors import nearest
+from recgrad.optim.sparse.optimizer import Update
+
+
+class Ids(NamedTuple):
+    """Ids of several features, feature after feature, as `KeyedJagged` lays them out.
+
+    Attributes:
+        values: int64 [ids of key 0, ids of key 1, …].
+        lengths: int32 [bags of key 0, bags of key 1, …].
+        bag_counts: the number of bags of each key.
+        weights: float32, one for each id, or None.
+        single: every bag holds exactly one id.
+    """
+
+    values: Tensor
+    lengths: Tensor
+    bag_counts: Sequence[int]
+    weights: Tensor | None = None
+    single: bool = False
+
+
+class IdsLike(Protocol):
+    """Anything with the attributes of `Ids`."""
+
+    @property
+    def values(self) -> Tensor: ...  # noqa: D102
+    @property
+    def lengths(self) -> Tensor: ...  # noqa: D102
+    @property
+    def bag_counts(self) -> Sequence[int]: ...  # noqa: D102
+    @property
+    def weights(self) -> Tensor | None: ...  # noqa: D102
+    @property
+    def single(self) -> bool: ...  # noqa: D102
+
+
+class LocalEngine(nn.Module):
+    """Embedding tables and the lookups into them.
+
+    A forward pass writes nothing: rows come into being when an optimizer first updates them,
+    and until then their values are drawn from (seed, table, row). Backward keeps the gradients
+    of the lookups' outputs until the optimizer's `step()` sums them by row, or `zero_grad()`
+    drops them. Tables are not module parameters: optimizers take `engine.tables`, checkpoints
+    `export_table` and `import_table`.
+
+    Args:
+        tables: the tables, by unique names.
+        lookups: the uses of them.
+        keys: order of the features in the `ids` of a forward call.
+        sequence_keys: order of the features in its `sequences`.
+        seed: of the initial values.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        lookups: Sequence[LookupSpec],
+        *,
+        keys: Sequence[str],
+        sequence_keys: Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        specs = {spec.name: spec for spec in tables}
+        _check(tables, lookups, specs, keys, sequence_keys)
+        self.lookups = {spec.name: spec for spec in lookups}
+        self.keys, self.sequence_keys = tuple(keys), tuple(sequence_keys)
+        self.groups = {
+            dim: DimGroup(
+                [spec for spec in tables if spec.dim == dim],
+                [spec for spec in lookups if specs[spec.table].dim == dim],
+                self.keys,
+                self.sequence_keys,
+                seed,
+                self,
+            )
+            for dim in dict.fromkeys(spec.dim for spec in tables)
+        }
+        by_name = {table.name: table for group in self.groups.values() for table in group.tables}
+        self.tables: dict[str, Table] = {spec.name: by_name[spec.name] for spec in tables}
+        self._anchor = torch.empty(0, requires_grad=True)  # makes outputs part of the autograd graph
+        self._forwards = 0
+
+    def forward(self, ids: IdsLike | None, sequences: IdsLike | None = None) -> Embedded:
+        """Look up every lookup's bags.
+
+        Raises:
+            DataError: an id is outside its table.
+        """
+        pooled = None if ids is None else Inputs.of(ids, self.keys, "ids")
+        positions = None if sequences is None else Inputs.of(sequences, self.sequence_keys, "sequences")
+        self._forwards += 1
+        return Embedded(self, pooled, positions, self._forwards)
+
+    def memory(self) -> list[TableMemory]:
+        """Touched rows, and bytes of weights, state and index, by table."""
+        return [table.memory() for table in self.tables.values()]
+
+    def table(self, name: str) -> Table:
+        """A table by name."""
+        if name not in self.tables:
+            raise KeyError(f"no table '{name}'{nearest(name, self.tables)}")
+        return self.tables[name]
+
+    def table_pieces(
+        self, name: str, chunk_rows: int = 1 << 18
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+        """Touched rows of a table in ascending order with their weights, some at a time."""
+        return self.table(name).pieces(chunk_rows)
+
+    def export_table(self, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """The numbers of the touched rows, ascending, and their weights as float32 [rows, dim]."""
+        table = self.table(name)
+        pieces = list(table.pieces())
+        if not pieces:
+            return np.empty(0, np.int64), np.empty((0, table.spec.dim), np.float32)
+        return np.concatenate([rows for rows, _ in pieces]), np.concatenate([w for _, w in pieces])
+
+    def import_table(self, name: str, row_ids: Any, weights: Any) -> None:
+        """Set rows of a table, for example what `export_table` gave."""
+        self.table(name).write(np.asarray(row_ids, np.int64), np.asarray(weights, np.float32))
+
+    # --- what optimizers ask for ---
+
+    def pending_tables(self) -> set[str]:
+        """Names of the tables that have gradients waiting."""
+        return {name for group in self.groups.values() for name in group.pending_tables()}
+
+    def clear_gradients(self, names: set[str] | None = None) -> None:
+        """Drop the waiting gradients, of all tables or of some."""
+        for group in self.groups.values():
+            group.clear(names)
+
+    def update(self, updates: Sequence[Update]) -> None:
+        """Apply optimizers' rules to the waiting gradients of their tables, then drop these."""
+        together: dict[tuple[int, Any], list[Update]] = {}
+        for update in updates:
+            together.setdefault((update.table.spec.dim, update.rule), []).append(update)
+        for (dim, _), members in together.items():
+            self.groups[dim].update(members)
+        self.clear_gradients({update.table.name for update in updates})
+
+    def scale_gradients(self, names: set[str], factor: float) -> None:
+        """Multiply the waiting gradients of some tables."""
+        for group in self.groups.values():
+            group.scale(names, factor)
+
+    def finite_gradients(self, names: set[str]) -> bool:
+        """Whether the waiting gradients of some tables are free of infinities and NaN."""
+        return all(group.finite(names) for group in self.groups.values())
+
+    def summed_gradients(self, limits: dict[str, float]) -> list[Tensor]:
+        """Replace the waiting gradients of some tables by their sums per row.
+
+        Args:
+            limits: by table, the largest element that a gradient may have before it is summed.
+
+        Returns:
+            the sums, one [rows, dim] tensor per dim; changing them changes what will be applied.
+        """
+        sums = []
+        for group in self.groups.values():
+            members = {i: limits[t.name] for i, t in enumerate(group.tables) if t.name in limits}
+            if members:
+                sums.append(group.reduce(members))
+        return sums
+
+    def extra_repr(self) -> str:
+        """Tables and lookups in numbers."""
+        return f"tables={len(self.tables)}, lookups={len(self.lookups)}, dims={sorted(self.groups)}"
+
+
+def _check(
+    tables: Sequence[TableSpec],
+    lookups: Sequence[LookupSpec],
+    specs: dict[str, TableSpec],
+    keys: Sequence[str],
+    sequence_keys: Sequence[str],
+) -> None:
+    if len(specs) != len(tables):
+        raise ValueError(f"table names must be unique, got {[spec.name for spec in tables]}")
+    if len({spec.name for spec in lookups}) != len(lookups):
+        raise ValueError(f"lookup names must be unique, got {[spec.name for spec in lookups]}")
+    for spec in lookups:
+        if spec.table not in specs:
+            raise ValueError(f"lookup '{spec.name}': no table '{spec.table}'{nearest(spec.table, specs)}")
+        known = sequence_keys if spec.sequence else keys
+        if spec.key not in known:
+            raise ValueError(f"lookup '{spec.name}': no key '{spec.key}'{nearest(spec.key, known)}")
+        if spec.pooling not in ("sum", "mean"):
+            raise ValueError(f"pooling must be 'sum' or 'mean', got '{spec.pooling}' for '{spec.name}'")
+
+
+class Embedded:
+    """What one forward pass looked up; tensors are taken from it by name."""
+
+    def __init__(
+        self, engine: LocalEngine, ids: Inputs | None, sequences: Inputs | None, number: int
+    ) -> None:
+        self._engine = engine
+        self._number = number
+        self._taken = 0
+        self._results = {dim: group.lookup(ids, sequences) for dim, group in engine.groups.items()}
+
+    def pooled(self, names: Sequence[str]) -> Tensor:
+        """The outputs of these lookups side by side, [rows, sum of dims].
+
+        A view where they lie side by side in one dim's block, else a copy.
+        """
+        if not names:
+            raise ValueError("pooled needs at least one lookup name, got none")
+        runs: list[list[int]] = []  # dim, first column, one past the last
+        for name in names:
+            group = self._group(name, sequence=False)
+            column = group.columns[name]
+            if runs and runs[-1][0] == group.dim and runs[-1][2] == column:
+                runs[-1][2] += 1
+            else:
+                runs.append([group.dim, column, column + 1])
+        parts = [self._take(dim, first, last) for dim, first, last in runs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def sequence(self, name: str) -> Tensor:
+        """The output of a sequence lookup, [positions, dim]."""
+        group = self._group(name, sequence=True)
+        column = group.columns[name]
+        return self._take(group.dim, column, column + 1)
+
+    def _group(self, name: str, sequence: bool) -> DimGroup:
+        lookups = self._engine.lookups
+        known = [key for key, spec in lookups.items() if spec.sequence == sequence]
+        if name not in known:
+            kind = "sequence" if sequence else "pooled"
+            raise KeyError(f"no {kind} lookup '{name}'{nearest(name, known)}")
+        return self._engine.groups[self._engine.table(lookups[name].table).spec.dim]
+
+    def _take(self, dim: int, first: int, last: int) -> Tensor:
+        group, result = self._engine.groups[dim], self._results[dim]
+        output = result.output(first, last)
+        if not torch.is_grad_enabled() or not group.trainable[first:last].any():
+            return output
+        self._taken += 1
+        taken: Tensor = _Take.apply(
+            self._engine._anchor, group, result, output, first, last, (self._number, self._taken)
+        )
+        return taken
+
+
+class _Take(torch.autograd.Function):
+    """Hands out part of a block; its backward notes where the gradient lies, without a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, *arguments: Any) -> Tensor:
+        group, result, output, first, last, order = arguments
+        ctx.take = (group, result, first, last, order)
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        group, result, first, last, order = ctx.take
+        group.keep(result, first, last, order, gradients[0])
+        return (None,) * 7

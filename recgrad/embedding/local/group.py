@@ -1,0 +1,480 @@
+"""All tables of one dim: their lookups are one kernel call, their update another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from recgrad.embedding.local.compile import rule_kernel, simple_kernel
+from recgrad.embedding.local.layout import (
+    BAGS,
+    ID_WEIGHTS,
+    IDS,
+    LOOKUP_COLUMNS,
+    MEAN,
+    OFFSETS,
+    TABLE,
+    TABLE_COLUMNS,
+    VECTOR_STRIDE,
+    VECTORS,
+)
+from recgrad.embedding.local.lookup import BAGS_PER_TASK, TASK_COLUMNS
+from recgrad.embedding.local.parallel import launch, thread_count
+from recgrad.embedding.local.plan import (
+    JOB_BAD,
+    JOB_COLUMNS,
+    JOB_ROWS,
+    JOB_SCALED,
+    JOB_SOURCE,
+    JOB_SOURCES,
+    JOB_START,
+    JOB_TABLE,
+    JOB_TASK,
+    JOB_TASKS,
+    OCCURRENCES_PER_TASK,
+)
+from recgrad.embedding.local.table import Table
+from recgrad.embedding.local.update import TEMPLATE
+from recgrad.embedding.spec import LookupSpec, TableSpec
+from recgrad.errors import DataError
+from recgrad.optim.sparse.optimizer import Update
+
+Array = npt.NDArray[Any]
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Ids as kernels read them: checked, and with the place of each bag."""
+
+    values: Array
+    offsets: Array | None  # int64 [bags + 1]; None when every bag holds one id
+    weights: Array | None
+    first_bags: Array  # int64 [keys + 1]: the first bag of each key
+
+    @staticmethod
+    def of(ids: Any, keys: Sequence[str], what: str) -> Inputs:
+        """Check the shapes of `ids` and find where bags begin."""
+        counts = np.array(ids.bag_counts, dtype=np.int64)
+        if len(counts) != len(keys):
+            raise ValueError(f"{what} must have {len(keys)} features ({', '.join(keys)}), got {len(counts)}")
+        if ids.values.dtype != torch.int64 or ids.values.device.type != "cpu":
+            raise ValueError(f"{what}.values must be int64 on the CPU, got {ids.values.dtype}")
+        first_bags = np.zeros(len(counts) + 1, np.int64)
+        np.cumsum(counts, out=first_bags[1:])
+        values = ids.values.contiguous().numpy()
+        weights = None
+        if ids.weights is not None:
+            weights = ids.weights.detach().to(torch.float32).contiguous().numpy()
+            if weights.shape != values.shape:
+                raise ValueError(
+                    f"{what} must have a weight for each id, got {weights.shape} for {values.shape}"
+                )
+        offsets = None if ids.single else _offsets(ids.lengths, what)
+        ends = int(first_bags[-1]) if offsets is None else int(offsets[-1])
+        if len(values) != ends or (offsets is not None and len(offsets) != first_bags[-1] + 1):
+            raise ValueError(f"{what}: lengths must add up to the {len(values)} ids and match bag_counts")
+        return Inputs(values, offsets, weights, first_bags)
+
+
+def _offsets(lengths: Tensor, what: str) -> Array:
+    counts = lengths.to(torch.int32).contiguous().numpy()
+    offsets = np.empty(len(counts) + 1, np.int64)
+    negative = np.zeros(1, np.int64)
+    kernel = simple_kernel("recgrad.embedding.local.transfer", "offsets_task")
+    launch(kernel, counts, len(counts), offsets, negative, tasks=1)
+    if negative[0]:
+        raise ValueError(f"{what}: lengths must not be negative, got {int(counts.min())}")
+    return offsets
+
+
+@dataclass
+class Result:
+    """The outputs of one forward pass for one dim, and what its backward needs."""
+
+    block: Tensor | None  # [rows, pooled lookups · dim]
+    sequences: dict[int, Tensor]  # [positions, dim] by column
+    lookups: Array  # [columns, LOOKUP_COLUMNS]; unused columns have BAGS −1
+    occurrences: Array  # ids of each column
+    inputs: tuple[Inputs | None, Inputs | None]  # kept alive: `lookups` holds addresses
+    dim: int
+
+    def output(self, first: int, last: int) -> Tensor:
+        """The outputs of columns first … last − 1 side by side."""
+        if first in self.sequences:
+            return self.sequences[first]
+        if self.block is None:
+            raise ValueError("this forward pass was given no ids for that lookup")
+        return self.block[:, first * self.dim : last * self.dim]
+
+
+@dataclass
+class Source:
+    """Gradients that wait for the update: lines of the lookup matrix that point to them."""
+
+    order: tuple[int, int]  # forward pass and place in it: the order of summation
+    lines: Array
+    occurrences: Array
+    gradient: Tensor
+    keep: Any  # what the addresses of ids point to
+
+    def times(self, factor: float) -> Source:
+        """The same with every gradient multiplied; the tensors that autograd gave stay as they are."""
+        scaled = (self.gradient * factor).contiguous()
+        lines = self.lines.copy()
+        lines[:, VECTORS] += scaled.data_ptr() - self.gradient.data_ptr()
+        lines[:, VECTOR_STRIDE] = scaled.stride(0) * 4
+        return Source(self.order, lines, self.occurrences, scaled, self.keep)
+
+
+class Plan:
+    """Distinct rows and their gradients, of the tables of some jobs."""
+
+    def __init__(
+        self, jobs: Array, arrays: tuple[Array, ...], cuts: Array, task_jobs: Array, size: int
+    ) -> None:
+        self.jobs = jobs
+        self.rows, self.slots, self.ends, self.gradients, self.coefficients = arrays
+        self.cuts, self.task_jobs = cuts, task_jobs
+        self.size = size
+
+
+class DimGroup:
+    """Tables of one dim, their lookups in a fixed order of columns, and waiting gradients."""
+
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        lookups: Sequence[LookupSpec],
+        keys: Sequence[str],
+        sequence_keys: Sequence[str],
+        seed: int,
+        engine: Any,
+    ) -> None:
+        self.dim = tables[0].dim
+        self.matrix = np.zeros((len(tables), TABLE_COLUMNS), np.int64)
+        self.parameters = np.zeros((len(tables), 4), np.float64)
+        self.tables = [
+            Table(spec, self.matrix[i], self.parameters[i], seed, engine) for i, spec in enumerate(tables)
+        ]
+        position = {spec.name: i for i, spec in enumerate(tables)}
+        ordered = [s for s in lookups if not s.sequence] + [s for s in lookups if s.sequence]
+        self.lookups = ordered
+        self.columns = {spec.name: i for i, spec in enumerate(ordered)}
+        self.pooled = sum(not spec.sequence for spec in ordered)
+        self.trainable = np.array([tables[position[spec.table]].trainable for spec in ordered], dtype=bool)
+        self._fixed = np.zeros((len(ordered), LOOKUP_COLUMNS), np.int64)
+        self._fixed[:, TABLE] = [position[spec.table] for spec in ordered]
+        self._fixed[:, MEAN] = [spec.pooling == "mean" for spec in ordered]
+        self._keys = np.array(
+            [(sequence_keys if spec.sequence else keys).index(spec.key) for spec in ordered], dtype=np.int64
+        )
+        self.sources: list[Source] = []
+        self._scratch = [np.empty(0, np.int32)] * 2
+
+    # --- forward ---
+
+    def lookup(self, ids: Inputs | None, sequences: Inputs | None) -> Result:
+        """Pool the bags of all columns whose inputs are given."""
+        lines = self._fixed.copy()
+        occurrences = np.zeros(len(lines), np.int64)
+        lines[:, BAGS] = -1
+        p = self.pooled
+        result = Result(None, {}, lines, occurrences, (ids, sequences), self.dim)
+        tasks: list[Array] = []
+        if ids is not None and p:
+            self._fill(lines[:p], occurrences[:p], self._keys[:p], ids)
+            rows = int(lines[0, BAGS])
+            if (lines[:p, BAGS] != rows).any():
+                raise ValueError(f"pooled features must have one bag per row, got {lines[:p, BAGS].tolist()}")
+            result.block = torch.empty(rows, p * self.dim)
+            lines[:p, VECTORS] = result.block.data_ptr() + np.arange(p) * self.dim * 4
+            lines[:p, VECTOR_STRIDE] = p * self.dim * 4
+            tasks.append(_tasks(0, p, rows, BAGS_PER_TASK))
+        if sequences is not None and p < len(lines):
+            self._fill(lines[p:], occurrences[p:], self._keys[p:], sequences)
+            for column in range(p, len(lines)):
+                positions = int(lines[column, BAGS])
+                result.sequences[column] = output = torch.empty(positions, self.dim)
+                lines[column, VECTORS] = output.data_ptr()
+                tasks.append(_tasks(column, column + 1, positions, 4 * BAGS_PER_TASK))
+            lines[p:, VECTOR_STRIDE] = self.dim * 4
+        if tasks:
+            self._run_lookup(lines, np.concatenate(tasks), result)
+        return result
+
+    def _fill(self, lines: Array, occurrences: Array, keys: Array, inputs: Inputs) -> None:
+        """Where the ids of each column are."""
+        first = inputs.first_bags[keys]
+        last = inputs.first_bags[keys + 1]
+        lines[:, BAGS] = last - first
+        weights = 0 if inputs.weights is None else _address(inputs.weights)
+        if inputs.offsets is None:
+            occurrences[:] = last - first
+            lines[:, IDS] = _address(inputs.values) + 8 * first
+            lines[:, ID_WEIGHTS] = weights + 4 * first if weights else 0
+        else:
+            occurrences[:] = inputs.offsets[last] - inputs.offsets[first]
+            lines[:, IDS] = _address(inputs.values)
+            lines[:, OFFSETS] = _address(inputs.offsets) + 8 * first
+            lines[:, ID_WEIGHTS] = weights
+
+    def _run_lookup(self, lines: Array, tasks: Array, result: Result) -> None:
+        errors = np.zeros((len(tasks), 2), np.int64)
+        launch(
+            simple_kernel("recgrad.embedding.local.lookup", "lookup_tasks"),
+            lines,
+            len(lines),
+            self.matrix,
+            len(self.matrix),
+            self.parameters,
+            tasks,
+            len(tasks),
+            self.dim,
+            errors,
+            tasks=len(tasks),
+        )
+        bad = np.flatnonzero(errors[:, 1])
+        if len(bad):
+            column, position = errors[bad[0]]
+            raise self._bad_id(int(column), int(position) - 1, result)
+
+    def _bad_id(self, column: int, position: int, result: Result) -> DataError:
+        spec = self.lookups[column]
+        inputs = result.inputs[1 if spec.sequence else 0]
+        assert inputs is not None
+        key = self._keys[column]
+        if inputs.offsets is None:
+            bag = position
+            position += int(inputs.first_bags[key])
+        else:
+            bag = (
+                int(np.searchsorted(inputs.offsets, position, side="right")) - 1 - int(inputs.first_bags[key])
+            )
+        table = self.tables[self._fixed[column, TABLE]].spec
+        place = "position" if spec.sequence else "row"
+        return DataError(
+            f"feature '{spec.key}': id {inputs.values[position]} is outside table '{table.name}' "
+            f"of {table.num_rows} rows ({place} {bag} of the batch)"
+        )
+
+    # --- backward ---
+
+    def keep(self, result: Result, first: int, last: int, order: tuple[int, int], gradient: Tensor) -> None:
+        """Note the gradient of columns first … last − 1 for the next update."""
+        gradient = gradient.detach().to(torch.float32)
+        if gradient.stride(1) != 1 and gradient.shape[1] > 1:
+            gradient = gradient.contiguous()
+        lines = result.lookups[first:last].copy()
+        lines[:, VECTORS] = gradient.data_ptr() + np.arange(last - first) * self.dim * 4
+        lines[:, VECTOR_STRIDE] = gradient.stride(0) * 4
+        used = self.trainable[first:last]
+        if not used.all():
+            lines = lines[used]
+        occurrences = result.occurrences[first:last][used]
+        self.sources.append(Source(order, lines, occurrences, gradient, result))
+
+    def pending_tables(self) -> list[str]:
+        """Names of the tables that have gradients waiting."""
+        used = {int(t) for source in self.sources for t in source.lines[:, TABLE]}
+        return [self.tables[t].name for t in sorted(used)]
+
+    def clear(self, names: set[str] | None = None) -> None:
+        """Drop the waiting gradients, of all tables or of some."""
+        if names is not None:
+            left = [i for i, table in enumerate(self.tables) if table.name not in names]
+            self.sources = [kept for kept in (_only(source, left) for source in self.sources) if kept]
+        else:
+            self.sources = []
+
+    def scale(self, names: set[str], factor: float) -> None:
+        """Multiply the waiting gradients of some tables."""
+        members = [i for i, table in enumerate(self.tables) if table.name in names]
+        others = [i for i, table in enumerate(self.tables) if table.name not in names]
+        chosen = [_only(source, members) for source in self.sources]
+        kept = [_only(source, others) for source in self.sources]
+        self.sources = [s for s in kept if s] + [s.times(factor) for s in chosen if s]
+
+    def finite(self, names: set[str]) -> bool:
+        """Whether the waiting gradients of some tables are free of infinities and NaN."""
+        members = [i for i, table in enumerate(self.tables) if table.name in names]
+        gradients = [s.gradient for s in (_only(source, members) for source in self.sources) if s]
+        extremes = [torch.stack(torch.aminmax(g)) for g in gradients if g.numel()]
+        return all(bool(torch.isfinite(extreme).all()) for extreme in extremes)
+
+    # --- update ---
+
+    def plan(self, members: Sequence[int]) -> Plan | None:
+        """Find the distinct rows of these tables and where their gradients are."""
+        chosen = [_only(source, members) for source in sorted(self.sources, key=lambda s: s.order)]
+        sources = [source for source in chosen if source is not None]
+        if not sources:
+            return None
+        lines = np.concatenate([source.lines for source in sources])
+        occurrences = np.concatenate([source.occurrences for source in sources])
+        order = np.argsort(lines[:, TABLE], kind="stable")
+        lines, occurrences = lines[order], occurrences[order]
+        starts = np.flatnonzero(np.diff(lines[:, TABLE], prepend=-1))
+        counts = np.add.reduceat(occurrences, starts)
+        jobs = self._jobs(lines, starts, counts)
+        for table, count in zip(jobs[:, JOB_TABLE], counts, strict=True):
+            self.tables[table].make_room(int(count))
+        size = int(counts.sum())
+        tasks = int(jobs[-1, JOB_TASKS])
+        arrays = tuple(np.empty(max(size, 1), np.int64) for _ in range(4))
+        coefficients = np.empty(size if jobs[:, JOB_SCALED].any() else 1, np.float32)
+        cuts = np.empty(tasks, np.int64)
+        busiest = int(counts.max())
+        places, numbers = self._room(max(64, 1 << max(0, int(busiest * 1.5)).bit_length()), max(1, busiest))
+        launch(
+            simple_kernel("recgrad.embedding.local.plan", "plan_tasks"),
+            *(jobs, len(jobs), lines, len(lines), self.matrix, len(self.matrix)),
+            *(places, places.shape[1], numbers, numbers.shape[1]),
+            *(*arrays, coefficients, size, cuts, tasks),
+            tasks=len(jobs),
+        )
+        bad = np.flatnonzero(jobs[:, JOB_BAD])
+        if len(bad):
+            raise DataError(
+                f"table '{self.tables[jobs[bad[0], JOB_TABLE]].name}': ids were changed after the forward pass"
+            )
+        task_jobs = np.repeat(np.arange(len(jobs)), jobs[:, JOB_TASKS] - jobs[:, JOB_TASK])
+        return Plan(jobs, (*arrays, coefficients), cuts, task_jobs, size)
+
+    def _jobs(self, lines: Array, starts: Array, counts: Array) -> Array:
+        jobs = np.zeros((len(starts), JOB_COLUMNS), np.int64)
+        jobs[:, JOB_TABLE] = lines[starts, TABLE]
+        jobs[:, JOB_SOURCE] = starts
+        jobs[:, JOB_SOURCES] = np.append(starts[1:], len(lines))
+        ends = np.cumsum(counts)
+        jobs[:, JOB_START] = ends - counts
+        tasks = (counts + OCCURRENCES_PER_TASK - 1) // OCCURRENCES_PER_TASK
+        jobs[:, JOB_TASKS] = np.cumsum(tasks)
+        jobs[:, JOB_TASK] = jobs[:, JOB_TASKS] - tasks
+        scaled = (lines[:, ID_WEIGHTS] != 0) | ((lines[:, MEAN] != 0) & (lines[:, OFFSETS] != 0))
+        jobs[:, JOB_SCALED] = np.logical_or.reduceat(scaled, starts)
+        return jobs
+
+    def _room(self, places: int, numbers: int) -> list[Array]:
+        """Scratch memory of the plan, a line for each thread."""
+        threads = thread_count()
+        for i, columns in enumerate((places, numbers)):
+            if (
+                self._scratch[i].ndim < 2
+                or self._scratch[i].shape[0] < threads
+                or self._scratch[i].shape[1] < columns
+            ):
+                self._scratch[i] = np.empty((threads, columns), np.int32)
+        return self._scratch
+
+    def update(self, updates: Sequence[Update]) -> None:
+        """Apply one rule to the waiting gradients of these tables, which all have it."""
+        if not updates:
+            return
+        by_table = {int(i): u for u in updates for i, t in enumerate(self.tables) if t is u.table}
+        plan = self.plan(sorted(by_table))
+        if plan is None or plan.size == 0:
+            return
+        ordered = [by_table[int(t)] for t in plan.jobs[:, JOB_TABLE]]
+        settings = np.array([(u.limit, u.l2, u.decoupled) for u in ordered], np.float32)
+        hyper = np.array([u.hyperparameters or (0.0,) for u in ordered], np.float32)
+        states = [list(u.table.states.values()) or [None] for u in ordered]
+        addresses = np.array(
+            [[0 if s is None else s.region.address for s in line] for line in states], np.int64
+        )
+        initials = np.array([[0 if s is None else s.initial for s in line] for line in states], np.float32)
+        widths = np.array([0 if s is None else s.width for s in states[0]], np.int64)
+        kernel = rule_kernel(TEMPLATE, ordered[0].rule)
+        self._run_update(kernel, plan, settings, hyper, ordered, (addresses, initials, widths), None)
+
+    def _run_update(
+        self,
+        kernel: Any,
+        plan: Plan,
+        settings: Array,
+        hyper: Array,
+        ordered: Sequence[Update],
+        states: Any,
+        out: Any,
+    ) -> None:
+        addresses, initials, widths = states
+        count = len(ordered[0].table.states) if ordered else 0
+        steps = np.array([u.step for u in ordered] or [0], np.int64)
+        sizes = np.array(
+            [self.dim, count, len(plan.jobs), len(self.matrix), len(plan.cuts), plan.size, hyper.shape[1], 0],
+            np.int64,
+        )
+        launch(
+            kernel,
+            *(sizes, plan.jobs, self.matrix, self.parameters, plan.task_jobs, plan.cuts),
+            *(plan.rows, plan.slots, plan.ends, plan.gradients, plan.coefficients),
+            *(settings, hyper, steps, addresses, initials, widths),
+            *(() if out is None else (out,)),
+            tasks=len(plan.cuts),
+        )
+
+    def reduce(self, limits: dict[int, float]) -> Tensor:
+        """Replace the waiting gradients of some tables by their sums per row.
+
+        Args:
+            limits: by table, the largest element that a gradient may have before it is summed.
+
+        Returns:
+            the sums, [distinct rows, dim]; changing them changes what will be applied.
+        """
+        plan = self.plan(sorted(limits))
+        if plan is None:
+            return torch.empty(0, self.dim)
+        settings = np.array([(limits[int(t)], 0, 0) for t in plan.jobs[:, JOB_TABLE]], np.float32)
+        sums = np.empty((max(plan.size, 1), self.dim), np.float32)
+        empty = np.zeros((len(plan.jobs), 1), np.int64)
+        kernel = simple_kernel("recgrad.embedding.local.update", "reduce_tasks")
+        hyper = np.zeros((len(plan.jobs), 1), np.float32)
+        self._run_update(kernel, plan, settings, hyper, [], (empty, hyper, empty[0]), sums)
+        return self._replace(plan, sums)
+
+    def _replace(self, plan: Plan, sums: Array) -> Tensor:
+        counts = plan.jobs[:, JOB_ROWS]
+        picked = np.concatenate(
+            [np.arange(s, s + n) for s, n in zip(plan.jobs[:, JOB_START], counts, strict=True)]
+        )
+        rows, packed = plan.rows[picked], torch.from_numpy(sums[picked])
+        lines = np.zeros((len(plan.jobs), LOOKUP_COLUMNS), np.int64)
+        first = np.cumsum(counts) - counts
+        lines[:, TABLE] = plan.jobs[:, JOB_TABLE]
+        lines[:, IDS] = _address(rows) + 8 * first
+        lines[:, BAGS] = counts
+        lines[:, VECTORS] = packed.data_ptr() + 4 * self.dim * first
+        lines[:, VECTOR_STRIDE] = 4 * self.dim
+        names = {self.tables[int(t)].name for t in plan.jobs[:, JOB_TABLE]}
+        self.clear(names)
+        self.sources.append(Source((-1, 0), lines, counts.copy(), packed, rows))
+        return packed
+
+
+def _only(source: Source, members: Sequence[int]) -> Source | None:
+    """The part of a source that belongs to some tables."""
+    mask = np.isin(source.lines[:, TABLE], members)
+    if mask.all():
+        return source
+    if not mask.any():
+        return None
+    return Source(source.order, source.lines[mask], source.occurrences[mask], source.gradient, source.keep)
+
+
+def _tasks(first: int, last: int, bags: int, per_task: int) -> Array:
+    begin = np.arange(0, bags, per_task, dtype=np.int64)
+    tasks = np.empty((len(begin), TASK_COLUMNS), np.int64)
+    tasks[:, 0], tasks[:, 1], tasks[:, 2] = first, last, begin
+    tasks[:, 3] = np.minimum(begin + per_task, bags)
+    return tasks

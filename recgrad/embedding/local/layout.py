@@ -1,0 +1,33 @@
+"""The columns of the integer tables through which Python and kernels speak."""
+
+from __future__ import annotations
+
+# A table: addresses and sizes. INDEX is 0 for a plain table, whose slots are its rows.
+(
+    WEIGHTS,  # address of slot 0
+    STRIDE,  # bytes of a row
+    KIND,  # simd.F32, F16 or BF16
+    ROWS,  # ids are 0 … ROWS − 1
+    INIT,  # kind of initialiser
+    KEY,  # of the random generator
+    INDEX,  # address of the index from row to slot
+    BITS,  # the index has 2^BITS entries
+    OLD_INDEX,  # the smaller index that is being moved over, or 0
+    OLD_BITS,
+    MOVED,  # entries of the old index that are moved
+    COUNT,  # slots handed out (compact), rows touched (plain)
+    TABLE_COLUMNS,
+) = range(13)
+
+# A lookup in the forward pass, or a source of gradients in the update.
+(
+    TABLE,  # row of the table matrix
+    IDS,  # address of the ids: of the first bag's, or of all values when OFFSETS is set
+    OFFSETS,  # address of the first bag's offset; 0 when every bag holds one id
+    ID_WEIGHTS,  # address of per-id weights, aligned with IDS; 0 for none
+    BAGS,  # the number of bags
+    MEAN,  # 1 to divide by the number of ids
+    VECTORS,  # address of the first bag's output or gradient
+    VECTOR_STRIDE,  # bytes from one bag's vector to the next
+    LOOKUP_COLUMNS,
+) = range(9)

@@ -1,0 +1,74 @@
+"""Memory that is reserved whole and paid for by the page, so that a table grows without a copy."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recgrad.errors import RecgradError
+
+HUGE_PAGE_BYTES = 2 << 20
+_NORESERVE = 0x4000  # MAP_NORESERVE on Linux: pages count against the limit when they are touched
+_ADVISE_HUGE, _ADVISE_DROP = 14, 4
+
+
+class Region:
+    """Zeroed memory of a fixed address, backed by pages only where it was written.
+
+    Args:
+        size: bytes to reserve.
+        what: what it is for, as the error says it when the address space is exhausted.
+        huge_after: bytes at the start that stay on small pages; beyond them the kernel is
+            asked for huge ones, which spare address translation but come 2 MB at a time.
+    """
+
+    def __init__(self, size: int, what: str, huge_after: int = 0) -> None:
+        self.size = max(size, 1)
+        reserved = self.size + HUGE_PAGE_BYTES
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NORESERVE if sys.platform == "linux" else 0)
+        try:
+            self._map = mmap.mmap(-1, reserved, flags=flags)
+        except (OSError, OverflowError, ValueError) as error:
+            raise RecgradError(
+                f"{what}: cannot reserve {reserved / 2**30:.1f} GiB of address space ({error}); "
+                "lower num_rows or raise the limit (ulimit -v, vm.overcommit_memory)"
+            ) from error
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.address = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        first = -(-huge_after // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        if self.size - first >= HUGE_PAGE_BYTES:
+            _advise(self.address + first, self.size - first, _ADVISE_HUGE)
+
+    def array(self, dtype: npt.DTypeLike, shape: Sequence[int], offset: int = 0) -> npt.NDArray[Any]:
+        """The memory as an array; it keeps the region alive."""
+        count = int(np.prod(shape, dtype=np.int64))
+        size = count * np.dtype(dtype).itemsize
+        if offset < 0 or offset + size > self.size:
+            raise ValueError(f"an array of {size} bytes at {offset} must fit into {self.size} bytes")
+        buffer = (ctypes.c_char * size).from_address(self.address + offset)
+        weakref.finalize(buffer, _release, self)
+        return np.frombuffer(buffer, dtype=dtype, count=count).reshape(shape)
+
+    def clear(self) -> None:
+        """Give all pages back; the memory reads as zero again."""
+        _advise(self.address, self.size, _ADVISE_DROP)
+
+
+def _release(region: Region) -> None:
+    """Nothing: being an argument of the finaliser has kept the region alive."""
+
+
+def _advise(address: int, size: int, advice: int) -> None:
+    """Tell the kernel how memory will be used. Its refusal costs speed, never correctness."""
+    if sys.platform != "linux":
+        return
+    page = mmap.PAGESIZE
+    length = -(-size // page) * page
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_int(advice))

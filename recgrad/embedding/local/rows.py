@@ -1,0 +1,165 @@
+"""Reading and writing one row, whatever its storage type.
+
+A row that was never written is all zero bits, as fresh memory is; its value then comes from
+the generator. To keep the two apart, a first element of +0 is written as −0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from recgrad.embedding.local import simd
+from recgrad.embedding.local.initializer import draw, element, row_stream
+from recgrad.embedding.local.layout import INIT, KEY, KIND
+from recgrad.embedding.local.simd import BF16, F16, F32, bits, from_bits
+
+_NEGATIVE_ZERO = np.int32(-2147483648)
+_NEGATIVE_ZERO_16 = np.int16(-32768)
+
+
+@njit(nogil=True)
+def untouched(address: int, kind: int) -> bool:
+    """Whether the row at an address was never written."""
+    if kind == F32:
+        return simd.load_i32(address) == 0
+    return simd.load_i16(address) == 0
+
+
+@njit(nogil=True)
+def load16(address: int, kind: int) -> Any:
+    """Sixteen stored elements as float32."""
+    if kind == F32:
+        return simd.load16(address)
+    if kind == F16:
+        return simd.load16_half(address)
+    return simd.load16_bf16(address)
+
+
+@njit(nogil=True)
+def load8(address: int, kind: int) -> Any:
+    """Eight stored elements as float32."""
+    if kind == F32:
+        return simd.load8(address)
+    if kind == F16:
+        return simd.load8_half(address)
+    return simd.load8_bf16(address)
+
+
+@njit(nogil=True)
+def load4(address: int, kind: int) -> Any:
+    """Four stored elements as float32."""
+    if kind == F32:
+        return simd.load4(address)
+    if kind == F16:
+        return simd.load4_half(address)
+    return simd.load4_bf16(address)
+
+
+@njit(nogil=True)
+def load1(address: int, kind: int) -> Any:
+    """One stored element as float32."""
+    if kind == F32:
+        return simd.load1(address)
+    if kind == F16:
+        return simd.load1_half(address)
+    return simd.load1_bf16(address)
+
+
+@njit(nogil=True)
+def copy(source: int, target: int, dim: int) -> None:
+    """Copy `dim` float32 from address to address."""
+    d = 0
+    while d + 16 <= dim:
+        simd.store(target + 4 * d, simd.load16(source + 4 * d))
+        d += 16
+    if d + 8 <= dim:
+        simd.store(target + 4 * d, simd.load8(source + 4 * d))
+        d += 8
+    if d + 4 <= dim:
+        simd.store(target + 4 * d, simd.load4(source + 4 * d))
+        d += 4
+    while d < dim:
+        simd.store(target + 4 * d, simd.load1(source + 4 * d))
+        d += 1
+
+
+@njit(nogil=True)
+def read(source: int, kind: int, target: int, dim: int) -> None:
+    """Write a stored row as float32 at `target`."""
+    if kind == F32:
+        copy(source, target, dim)
+        return
+    for d in range(dim):
+        simd.store(target + 4 * d, load1(source + 2 * d, kind))
+
+
+@njit(nogil=True)
+def _stochastic(value: Any, mantissa: int, lowest: int, largest: float, noise: float) -> Any:
+    """Round to a shorter float, up with the probability that keeps the mean; saturates.
+
+    Args:
+        value: float32.
+        mantissa: stored bits of the short type's mantissa.
+        lowest: exponent of its smallest normal number.
+        largest: its largest finite value.
+        noise: uniform in [0, 1); ½ rounds to nearest.
+    """
+    x = float(value)
+    if not math.isfinite(x) or x == 0.0:
+        return value
+    exponent = max(math.frexp(x)[1] - 1, lowest)
+    quantum = math.ldexp(1.0, exponent - mantissa)
+    return np.float32(max(-largest, min(largest, math.floor(x / quantum + noise) * quantum)))
+
+
+@njit(nogil=True)
+def shorten(value: Any, kind: int, noise: float) -> Any:
+    """A float32 that storage of `kind` holds exactly."""
+    if kind == F16:
+        return _stochastic(value, 10, -14, 65504.0, noise)
+    if kind == BF16:
+        return _stochastic(value, 7, -126, 3.3895313892515355e38, noise)
+    return value
+
+
+@njit(nogil=True)
+def store_short(address: int, value: Any, kind: int) -> None:
+    """Write a float32 that storage of `kind` holds exactly."""
+    if kind == F16:
+        simd.store_half(address, value)
+    else:
+        simd.store_i16(address, np.int16(bits(value) >> 16))
+
+
+@njit(nogil=True)
+def write(source: int, target: int, kind: int, dim: int, stream: int) -> None:
+    """Store a row of float32; short types are rounded at random, from `stream`."""
+    if kind == F32:
+        copy(source, target, dim)
+        if simd.load_i32(target) == 0:
+            simd.store_i32(target, _NEGATIVE_ZERO)
+        return
+    for d in range(dim):
+        noise = ((draw(stream, d) >> 11) & 0x1FFFFFFFFFFFFF) * 2.0**-53
+        store_short(target + 2 * d, shorten(simd.load1(source + 4 * d), kind, noise), kind)
+    if simd.load_i16(target) == 0:
+        simd.store_i16(target, _NEGATIVE_ZERO_16)
+
+
+@njit(nogil=True)
+def generate(table: Any, parameters: Any, row: int, target: int, dim: int) -> None:
+    """Write the value of an untouched row as float32 at `target`."""
+    stream = row_stream(table[KEY], row)
+    for d in range(dim):
+        value = element(table[INIT], parameters, stream, d)
+        simd.store(target + 4 * d, shorten(value, table[KIND], 0.5))
+
+
+@njit(nogil=True)
+def positive_zero(value: Any) -> Any:
+    """The value, with −0 as +0."""
+    return value + from_bits(np.int32(0))

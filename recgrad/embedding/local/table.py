@@ -1,0 +1,332 @@
+"""One embedding table in memory: its rows, its optimizer's state, and the index of a compact one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from recgrad.embedding.local.compile import simple_kernel
+from recgrad.embedding.local.index import ENTRY_BYTES, MAX_LOAD, MAX_ROWS
+from recgrad.embedding.local.initializer import parse_init_fn, table_key
+from recgrad.embedding.local.layout import (
+    BITS,
+    COUNT,
+    INDEX,
+    INIT,
+    KEY,
+    KIND,
+    MOVED,
+    OLD_BITS,
+    OLD_INDEX,
+    ROWS,
+    STRIDE,
+    WEIGHTS,
+)
+from recgrad.embedding.local.memory import Region
+from recgrad.embedding.local.parallel import launch
+from recgrad.embedding.local.simd import BF16, F16, F32
+from recgrad.embedding.spec import TableSpec
+from recgrad.errors import CheckpointError, DataError
+
+PLAIN_BYTES = 64 << 20  # AUTO: tables of at most this size are plain
+EXPORT_ROWS = 1 << 18
+_SMALL_PAGES = 4 << 20  # a compact table's first bytes; beyond them huge pages are worth their size
+_MIN_BITS = 10
+_KINDS = {"FP32": F32, "FP16": F16, "BF16": BF16}
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class StateArray:
+    """One state of the optimizer: `width` float32 a row."""
+
+    name: str
+    width: int
+    initial: float
+    region: Region
+
+
+@dataclass(frozen=True)
+class TableMemory:
+    """What a table costs: `rows` touched rows, bytes of weights, of states, and of the index."""
+
+    name: str
+    rows: int
+    weight_bytes: int
+    state_bytes: int
+    index_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weight_bytes + self.state_bytes + self.index_bytes
+
+
+class Table:
+    """A table's memory. Python sees it whole; kernels see one line of integers.
+
+    Attributes:
+        spec: what was asked for.
+        numbers: the line of the table matrix that kernels read and write.
+        parameters: of the initialiser.
+        handle: an empty tensor that stands for the table in an optimizer's param_groups.
+        engine: the engine that the table belongs to.
+    """
+
+    def __init__(self, spec: TableSpec, numbers: Array, parameters: Array, seed: int, engine: Any) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.numbers = numbers
+        self.parameters = parameters
+        self.handle = torch.empty(0, requires_grad=spec.trainable)
+        self.engine = engine
+        self.states: dict[str, StateArray] = {}
+        self._check()
+        self.kind = _KINDS[spec.data_type]
+        item = 4 if self.kind == F32 else 2
+        size = spec.num_rows * spec.dim * item
+        self.compact = spec.storage == "COMPACT" or (spec.storage == "AUTO" and size > PLAIN_BYTES)
+        self._weights = self._reserve(size, "weights")
+        self._index: Region | None = None
+        self._old: Region | None = None
+        initializer = parse_init_fn(spec.init_fn, spec.num_rows, spec.dim, spec.name)
+        parameters[: len(initializer.parameters)] = initializer.parameters
+        numbers[[WEIGHTS, STRIDE, KIND, ROWS]] = (
+            self._weights.address,
+            spec.dim * item,
+            self.kind,
+            spec.num_rows,
+        )
+        numbers[[INIT, KEY]] = initializer.kind, table_key(seed, spec.name)
+        if self.compact:
+            self._new_index(_MIN_BITS)
+
+    def _check(self) -> None:
+        spec = self.spec
+        if spec.num_rows < 1 or spec.dim < 1:
+            raise ValueError(
+                f"a table needs rows and a dim, got {spec.num_rows} × {spec.dim} for '{spec.name}'"
+            )
+        if spec.data_type not in _KINDS:
+            raise ValueError(
+                f"data_type must be FP32, FP16 or BF16, got '{spec.data_type}' for '{spec.name}'"
+            )
+        if spec.storage not in ("AUTO", "PLAIN", "COMPACT"):
+            raise ValueError(
+                f"storage must be AUTO, PLAIN or COMPACT, got '{spec.storage}' for '{spec.name}'"
+            )
+        if spec.num_rows > MAX_ROWS:
+            raise ValueError(f"a table has at most {MAX_ROWS} rows, got {spec.num_rows} for '{spec.name}'")
+
+    def _reserve(self, size: int, what: str) -> Region:
+        return Region(size, f"{what} of table '{self.name}'", _SMALL_PAGES if self.compact else 0)
+
+    # --- the index of a compact table ---
+
+    def _new_index(self, bits: int) -> None:
+        self._index = self._reserve(ENTRY_BYTES << bits, "index")
+        self.numbers[[INDEX, BITS]] = self._index.address, bits
+
+    def make_room(self, rows: int) -> None:
+        """See to it that `rows` more rows find room in the index; begins to double it when needed."""
+        if not self.compact:
+            return
+        numbers = self.numbers
+        if self._old is not None and numbers[MOVED] == 1 << int(numbers[OLD_BITS]):
+            self._drop_old()
+        count = int(numbers[COUNT])
+        need = min(count + rows, self.spec.num_rows)
+        bits = int(numbers[BITS])
+        if need <= MAX_LOAD * (1 << bits):
+            return
+        if self._old is not None:
+            self._settle()
+        while need > MAX_LOAD * (1 << bits):
+            bits += 1
+        self._old = self._index
+        numbers[[OLD_INDEX, OLD_BITS, MOVED]] = numbers[INDEX], numbers[BITS], 0
+        self._new_index(bits)
+        if bits > int(numbers[OLD_BITS]) + 1 or count == 0:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Move the rest of the old index."""
+        if self._old is not None:
+            launch(simple_kernel("recgrad.embedding.local.transfer", "settle_task"), self.numbers, tasks=1)
+            self._drop_old()
+
+    def _drop_old(self) -> None:
+        self.numbers[[OLD_INDEX, OLD_BITS, MOVED]] = 0
+        self._old = None
+
+    # --- rows ---
+
+    @property
+    def touched(self) -> int:
+        """The number of rows that were written."""
+        return int(self.numbers[COUNT])
+
+    def _stored(self) -> Array:
+        """All slots as [slots, dim]: float32, or uint16 for short types."""
+        shape = (self.spec.num_rows, self.spec.dim)
+        return self._weights.array(np.float32 if self.kind == F32 else np.uint16, shape)
+
+    def _state(self, state: StateArray) -> Array:
+        return state.region.array(np.float32, (self.spec.num_rows, state.width))
+
+    def touched_rows(self) -> tuple[Array, Array]:
+        """Row numbers in ascending order, and their slots."""
+        if not self.compact:
+            first = self._stored()[:, 0].view(np.uint32 if self.kind == F32 else np.uint16)
+            pieces = range(0, len(first), EXPORT_ROWS)
+            found = [np.flatnonzero(first[i : i + EXPORT_ROWS]) + i for i in pieces]
+            rows = np.concatenate(found).astype(np.int64)
+            return rows, rows
+        self._settle()
+        assert self._index is not None
+        entries = self._index.array(np.int64, (1 << int(self.numbers[BITS]),))
+        entries = entries[entries != 0]
+        rows, slots = (entries & 0xFFFFFFFF) - 1, entries >> 32
+        order = np.argsort(rows)
+        rows, slots = rows[order], slots[order]
+        first = self._stored()[:, 0].view(np.uint32 if self.kind == F32 else np.uint16)
+        written = first[slots] != 0
+        return rows[written], slots[written]
+
+    def slots_for(self, rows: Array) -> Array:
+        """The slots of rows; a row that is not in the index yet is added to it."""
+        rows = np.ascontiguousarray(rows, dtype=np.int64)
+        bad = np.flatnonzero((rows < 0) | (rows >= self.spec.num_rows))
+        if len(bad):
+            raise DataError(
+                f"table '{self.name}': row {rows[bad[0]]} is outside its {self.spec.num_rows} rows"
+            )
+        if not self.compact:
+            return rows
+        self.make_room(len(rows))
+        slots = np.empty_like(rows)
+        launch(
+            simple_kernel("recgrad.embedding.local.transfer", "assign_task"),
+            self.numbers,
+            rows,
+            slots,
+            len(rows),
+            tasks=1,
+        )
+        return slots
+
+    def _is_new(self, slots: Array) -> Array:
+        first = self._stored()[:, 0].view(np.uint32 if self.kind == F32 else np.uint16)
+        return np.asarray(first[slots] == 0)
+
+    def pieces(self, chunk_rows: int = EXPORT_ROWS) -> Iterator[tuple[Array, Array]]:
+        """Touched rows in ascending order and their weights as float32, some at a time."""
+        rows, slots = self.touched_rows()
+        for i in range(0, len(rows), chunk_rows):
+            yield rows[i : i + chunk_rows], self.read(slots[i : i + chunk_rows])
+
+    def read(self, slots: Array) -> Array:
+        """The weights at these slots as float32."""
+        stored = self._stored()[slots]
+        if self.kind == F16:
+            stored = stored.view(np.float16)
+        elif self.kind == BF16:
+            stored = (stored.astype(np.uint32) << 16).view(np.float32)
+        return np.asarray(stored, dtype=np.float32) + np.float32(0)  # −0 marks a written row; show +0
+
+    def write(self, rows: Array, weights: Array) -> None:
+        """Set rows; short types round to nearest. States of rows that were untouched become initial."""
+        weights = np.ascontiguousarray(weights, dtype=np.float32)
+        if weights.shape != (len(rows), self.spec.dim):
+            raise CheckpointError(
+                f"table '{self.name}': weights are {weights.shape}, expected ({len(rows)}, {self.spec.dim})"
+            )
+        slots = self.slots_for(rows)
+        new = self._is_new(slots)
+        if not self.compact:
+            self.numbers[COUNT] += len(np.unique(slots[new]))
+        for state in self.states.values():
+            self._state(state)[slots[new]] = state.initial
+        short = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}[self.kind]
+        integer, zero = (torch.int32, -(1 << 31)) if self.kind == F32 else (torch.int16, -(1 << 15))
+        bits = torch.from_numpy(weights).to(short).view(integer)
+        bits = bits.clone() if self.kind == F32 else bits
+        bits[:, 0] = torch.where(bits[:, 0] == 0, zero, bits[:, 0])
+        self._stored()[slots] = bits.numpy().view(np.float32 if self.kind == F32 else np.uint16)
+
+    def materialise(self, rows: Array) -> None:
+        """Write the rows among these that are untouched, at their initial values."""
+        rows = np.unique(np.asarray(rows, dtype=np.int64))
+        slots = self.slots_for(rows)
+        new = self._is_new(slots)
+        if new.any():
+            self.write(rows[new], self.initial(rows[new]))
+
+    def initial(self, rows: Array) -> Array:
+        """What untouched rows read as."""
+        rows = np.ascontiguousarray(rows, dtype=np.int64)
+        values = np.empty((len(rows), self.spec.dim), np.float32)
+        launch(
+            simple_kernel("recgrad.embedding.local.transfer", "initial_task"),
+            self.numbers,
+            self.parameters,
+            rows,
+            len(rows),
+            values,
+            self.spec.dim,
+            tasks=1,
+        )
+        return values
+
+    # --- optimizer state ---
+
+    def set_states(self, states: Sequence[tuple[str, int, float]]) -> None:
+        """Make room for an optimizer's states (name, width, initial value); drops those there were."""
+        self.states = {
+            name: StateArray(
+                name, width, initial, self._reserve(self.spec.num_rows * width * 4, f"state {name}")
+            )
+            for name, width, initial in states
+        }
+        if any(state.initial for state in self.states.values()) and self.touched:
+            _, slots = self.touched_rows()
+            for state in self.states.values():
+                self._state(state)[slots] = state.initial
+
+    def export_states(self) -> dict[str, Array]:
+        """The states of touched rows, in the order of `touched_rows`, each [rows, width]."""
+        _, slots = self.touched_rows()
+        return {name: self._state(state)[slots] for name, state in self.states.items()}
+
+    def import_states(self, rows: Array, values: dict[str, Array]) -> None:
+        """Set the states of rows; untouched ones come into being."""
+        if set(values) != set(self.states):
+            raise CheckpointError(
+                f"table '{self.name}': the optimizer keeps {sorted(self.states)}, the checkpoint has {sorted(values)}"
+            )
+        rows = np.asarray(rows, dtype=np.int64)
+        self.materialise(rows)
+        slots = self.slots_for(rows)
+        for name, value in values.items():
+            width = self.states[name].width
+            if np.size(value) != len(rows) * width:
+                raise CheckpointError(
+                    f"table '{self.name}': state '{name}' is {np.shape(value)}, expected ({len(rows)}, {width})"
+                )
+            self._state(self.states[name])[slots] = np.asarray(value, np.float32).reshape(len(rows), width)
+
+    def memory(self) -> TableMemory:
+        """Touched rows and what they cost."""
+        rows = self.touched if self.compact else self.spec.num_rows
+        index = 0
+        if self.compact:
+            index = ENTRY_BYTES << int(self.numbers[BITS])
+            index += ENTRY_BYTES << int(self.numbers[OLD_BITS]) if self._old is not None else 0
+        width = sum(state.width for state in self.states.values())
+        return TableMemory(self.name, self.touched, rows * int(self.numbers[STRIDE]), rows * width * 4, index)

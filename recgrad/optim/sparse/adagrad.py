@@ -1,0 +1,52 @@
+"""Adagrad on embedding rows (Duchi et al. 2011)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer, check_range
+from recgrad.optim.sparse.rule import State, sparse_rule
+
+
+@sparse_rule
+def adagrad(w, g, states, rows, dim, h):  # type: ignore[no-untyped-def]
+    """s += g²; w −= ηg/(√s + ε)."""
+    lr, eps = h[0], h[1]
+    total = states[0]
+    for i in range(rows * dim):
+        s = total[i] + g[i] * g[i]
+        total[i] = s
+        w[i] -= lr * g[i] / (np.sqrt(s) + eps)
+
+
+@SPARSE_OPTIMIZERS.register("adagrad_optimizer")
+class Adagrad(SparseOptimizer):
+    """s += g²; w −= ηg/(√s + ε), for each element; s starts at `initial_accumulator_value`."""
+
+    rule = staticmethod(adagrad)
+    states = (State("sum", initial="initial_accumulator_value"),)
+
+    def __init__(
+        self,
+        tables: Any,
+        *,
+        lr: float = 0.002,
+        eps: float = 1e-8,
+        initial_accumulator_value: float = 0.0,
+        **common: Any,
+    ) -> None:
+        own = {"lr": lr, "eps": eps, "initial_accumulator_value": initial_accumulator_value}
+        super().__init__(tables, own, **common)
+
+    @classmethod
+    def check(cls, group: dict[str, Any]) -> None:
+        """ε > 0 keeps a zero gradient on a zero sum from giving NaN."""
+        check_range(group, "eps", 1e-38, float("inf"))
+        check_range(group, "initial_accumulator_value", 0, float("inf"))
+
+    @classmethod
+    def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:
+        """η, ε."""
+        return group["lr"], group["eps"]

@@ -1,0 +1,330 @@
+"""Sparse optimizers: they update the embedding rows that a batch touched, and no others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from recgrad.errors import CheckpointError
+from recgrad.optim.sparse.rule import State
+from recgrad.registry import Registry
+
+Array = npt.NDArray[Any]
+
+DECAY_MODES = ("NONE", "L2", "DECOUPLE")
+_RESERVED = "t"
+
+
+@dataclass(frozen=True)
+class Update:
+    """How one table is to be updated: what an optimizer tells the engine.
+
+    Attributes:
+        table: the engine's table.
+        rule: the compiled rule.
+        hyperparameters: what the rule gets as h.
+        limit: each element of an output's gradient is clamped to ± this before rows are summed.
+        l2: times the weight is added to the gradient.
+        decoupled: times the weight is taken off the weight.
+        step: the number of this update of the table, from 1.
+    """
+
+    table: Any
+    rule: Any
+    hyperparameters: tuple[float, ...]
+    limit: float
+    l2: float
+    decoupled: float
+    step: int
+
+
+class SparseOptimizer(torch.optim.Optimizer):
+    """A rule over the tables of an engine, as a torch optimizer.
+
+    Gradients of all backward passes since the last step are summed per row, and each touched
+    row is updated once. A subclass gives `rule`, `states` and `scalars`, and names its
+    hyperparameters in its constructor.
+
+    Args:
+        tables: an engine, its tables (`engine.tables.values()`), or dicts with the tables under
+            "params" and hyperparameters of their own. Frozen tables are left out.
+        hyperparameters: of the rule, `lr` among them.
+        weight_decay: λ.
+        weight_decay_mode: "L2" adds λw to the gradient, "DECOUPLE" takes ηλw off the weight, "NONE"
+            wants λ = 0; None is the rule's own habit.
+        gradient_clipping: clamp each element of the outputs' gradients to ±max_gradient.
+        max_gradient: the bound.
+    """
+
+    rule: ClassVar[Any] = None
+    states: ClassVar[tuple[State, ...]] = ()
+    decay_modes: ClassVar[tuple[str, ...]] = DECAY_MODES
+    default_decay_mode: ClassVar[str] = "L2"
+    decay_inside: ClassVar[bool] = False  # the rule itself applies weight decay, from its scalars
+
+    def __init__(
+        self,
+        tables: Any,
+        hyperparameters: dict[str, Any],
+        *,
+        weight_decay: float = 0.0,
+        weight_decay_mode: str | None = None,
+        gradient_clipping: bool = False,
+        max_gradient: float = 1.0,
+    ) -> None:
+        defaults = {
+            **hyperparameters,
+            "weight_decay": weight_decay,
+            "weight_decay_mode": weight_decay_mode,
+            "gradient_clipping": gradient_clipping,
+            "max_gradient": max_gradient,
+            "name": "main",
+        }
+        self._kinds: list[type[SparseOptimizer]] = []
+        self._by_handle: dict[int, Any] = {}
+        self._steps: dict[str, int] = {}
+        super().__init__(self._as_groups(tables), defaults)
+
+    # --- what a subclass gives ---
+
+    @classmethod
+    def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:
+        """The numbers that the rule gets as h at this update of a table (from 1)."""
+        raise NotImplementedError
+
+    @classmethod
+    def check(cls, group: dict[str, Any]) -> None:
+        """Refuse hyperparameters that make no sense, with ValueError."""
+
+    # --- groups ---
+
+    def _as_groups(self, tables: Any) -> list[dict[str, Any]]:
+        """Tables as param groups of their handles."""
+        tables = getattr(tables, "tables", tables)
+        items = list(tables.values() if isinstance(tables, dict) else tables)
+        if not items or not isinstance(items[0], dict):
+            items = [{"params": items}]
+        groups = []
+        for item in items:
+            members = [table for table in item["params"] if table.spec.trainable]
+            self._by_handle.update({id(table.handle): table for table in members})
+            groups.append({**item, "params": [table.handle for table in members]})
+        return groups
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add tables, with hyperparameters of their own where given."""
+        super().add_param_group(param_group)
+        self._kinds.append(type(self))
+        self._begin(self.param_groups[-1], type(self))
+
+    def _begin(self, group: dict[str, Any], kind: type[SparseOptimizer]) -> None:
+        """Check a new group and make room for its states."""
+        _check(group, kind)
+        group.setdefault("initial_lr", group["lr"])
+        for table in self._tables(group):
+            initials = [0.0 if s.initial is None else float(group[s.initial]) for s in kind.states]
+            widths = [1 if s.per_row else table.spec.dim for s in kind.states]
+            names = [s.name for s in kind.states]
+            table.set_states(list(zip(names, widths, initials, strict=True)))
+            self._steps[table.name] = 0
+
+    def _tables(self, group: dict[str, Any]) -> list[Any]:
+        return [self._by_handle[id(handle)] for handle in group["params"]]
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """The tables that this optimizer updates, by name."""
+        return {table.name: table for table in self._by_handle.values()}
+
+    def _engines(self) -> dict[int, tuple[Any, set[str]]]:
+        engines: dict[int, tuple[Any, set[str]]] = {}
+        for table in self._by_handle.values():
+            engines.setdefault(id(table.engine), (table.engine, set()))[1].add(table.name)
+        return engines
+
+    # --- torch.optim.Optimizer ---
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every row that has gradients, once, and drop the gradients."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        waiting = {id(engine): engine.pending_tables() for engine, _ in self._engines().values()}
+        updates: dict[int, list[Update]] = {}
+        for group, kind in zip(self.param_groups, self._kinds, strict=True):
+            scalars: dict[int, tuple[float, ...]] = {}
+            limit = group["max_gradient"] if group["gradient_clipping"] else math.inf
+            l2, decoupled = (0.0, 0.0) if kind.decay_inside else decay(group)
+            for table in self._tables(group):
+                if table.name not in waiting[id(table.engine)]:
+                    continue
+                step = self._steps[table.name] = self._steps[table.name] + 1
+                if step not in scalars:
+                    scalars[step] = kind.scalars(group, step)
+                update = Update(table, kind.rule, scalars[step], limit, l2, decoupled, step)
+                updates.setdefault(id(table.engine), []).append(update)
+        for members in updates.values():
+            members[0].table.engine.update(members)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients that wait for a step."""
+        for engine, names in self._engines().values():
+            engine.clear_gradients(names)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Hyperparameters by group, and by table its rows, their states and its number of updates."""
+        packed = super().state_dict()
+        packed["state"] = {}
+        tables = [table for group in self.param_groups for table in self._tables(group)]
+        for index, table in enumerate(tables):
+            rows = torch.from_numpy(table.touched_rows()[0])
+            states = {k: torch.from_numpy(np.asarray(v)) for k, v in self.export_state(table.name).items()}
+            packed["state"][index] = {"table": table.name, "row_ids": rows, **states}
+        return packed
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave; rows that a table does not have yet come into being."""
+        super().load_state_dict({**state_dict, "state": {}})
+        tables = [table for group in self.param_groups for table in self._tables(group)]
+        for index, saved in state_dict["state"].items():
+            saved = dict(saved)
+            name = saved.pop("table")
+            if name != tables[index].name:
+                raise CheckpointError(
+                    f"optimizer: table {index} is '{tables[index].name}', the checkpoint has '{name}'"
+                )
+            rows = saved.pop("row_ids").numpy()
+            self.import_state(name, rows, {key: value.numpy() for key, value in saved.items()})
+
+    # --- gradients between backward and step ---
+
+    def unscale_(self, factor: float) -> bool:
+        """Multiply the waiting gradients; returns whether all of them are finite."""
+        finite = True
+        for engine, names in self._engines().values():
+            finite = engine.finite_gradients(names) and finite
+            if factor != 1:
+                engine.scale_gradients(names, factor)
+        return finite
+
+    def _summed(self) -> list[Tensor]:
+        limits = {
+            table.name: group["max_gradient"] if group["gradient_clipping"] else math.inf
+            for group in self.param_groups
+            for table in self._tables(group)
+        }
+        sums = []
+        for engine, names in self._engines().values():
+            sums += engine.summed_gradients({name: limits[name] for name in names})
+        return sums
+
+    def grad_norm(self, norm_type: float = 2.0) -> Tensor:
+        """The norm of the gradients of all touched rows, each row's summed over the batch."""
+        norms = [torch.linalg.vector_norm(s, norm_type) for s in self._summed() if s.numel()]
+        return torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else torch.zeros(())
+
+    def clip_(self, factor: float) -> None:
+        """Multiply the gradients of all touched rows."""
+        for engine, names in self._engines().values():
+            engine.scale_gradients(names, factor)
+
+    def clamp_(self, limit: float) -> None:
+        """Clamp each element of the touched rows' gradients to ±limit."""
+        for gradient in self._summed():
+            gradient.clamp_(-limit, limit)
+
+    # --- checkpoints ---
+
+    def export_state(self, table: str) -> dict[str, Array]:
+        """States of a table's touched rows, in `export_table`'s order, and `t`, its number of updates."""
+        return {**self.tables[table].export_states(), _RESERVED: np.array(self._steps[table])}
+
+    def import_state(self, table: str, row_ids: Any, state: dict[str, Array]) -> None:
+        """Set states of rows, and the number of updates."""
+        values = dict(state)
+        if _RESERVED not in values:
+            raise CheckpointError(
+                f"table '{table}': the optimizer's state has no '{_RESERVED}', its number of updates"
+            )
+        step = int(values.pop(_RESERVED))
+        self.tables[table].import_states(np.asarray(row_ids, np.int64), values)
+        self._steps[table] = step
+
+
+class Combined(SparseOptimizer):
+    """Several sparse optimizers as one: each keeps its own groups."""
+
+    def __init__(self, members: Sequence[SparseOptimizer]) -> None:
+        self._kinds = []
+        self._by_handle = {}
+        self._steps = {}
+        self._members = [kind for member in members for kind in member._kinds]
+        for member in members:
+            self._by_handle.update(member._by_handle)
+        torch.optim.Optimizer.__init__(self, [g for m in members for g in m.param_groups], {})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take over a member's group."""
+        if len(self._kinds) >= len(self._members):
+            raise ValueError("tables must be given to a combined optimizer through its members")
+        torch.optim.Optimizer.add_param_group(self, param_group)
+        self._kinds.append(self._members[len(self._kinds)])
+        self._steps.update({table.name: 0 for table in self._tables(self.param_groups[-1])})
+
+
+def decay(group: dict[str, Any]) -> tuple[float, float]:
+    """Weight decay as (times the weight to add to the gradient, times the weight to take off the weight)."""
+    mode, rate = group["weight_decay_mode"], group["weight_decay"]
+    return (rate if mode == "L2" else 0.0, group["lr"] * rate if mode == "DECOUPLE" else 0.0)
+
+
+def _check(group: dict[str, Any], kind: type[SparseOptimizer]) -> None:
+    """Refuse settings that make no sense or would have no effect."""
+    if group["lr"] < 0:
+        raise ValueError(f"lr must not be negative, got {group['lr']}")
+    if group["weight_decay"] < 0:
+        raise ValueError(f"weight_decay must not be negative, got {group['weight_decay']}")
+    if group["weight_decay_mode"] is None:
+        group["weight_decay_mode"] = kind.default_decay_mode if group["weight_decay"] else "NONE"
+    mode = group["weight_decay_mode"]
+    if mode not in kind.decay_modes:
+        raise ValueError(
+            f"weight_decay_mode of {kind.__name__} must be one of {kind.decay_modes}, got '{mode}'"
+        )
+    if mode == "NONE" and group["weight_decay"]:
+        raise ValueError(
+            f"weight_decay needs weight_decay_mode L2 or DECOUPLE to have an effect, got NONE with {group['weight_decay']}"
+        )
+    if group["gradient_clipping"] and not group["max_gradient"] > 0:
+        raise ValueError(f"max_gradient must be positive, got {group['max_gradient']}")
+    kind.check(group)
+
+
+def check_range(group: dict[str, Any], name: str, low: float, high: float, open_high: bool = False) -> None:
+    """Refuse a hyperparameter outside low … high."""
+    value = group[name]
+    if not (low <= value < high if open_high else low <= value <= high):
+        raise ValueError(f"{name} must be in [{low}, {high}{')' if open_high else ']'}, got {value}")
+
+
+SPARSE_OPTIMIZERS: Registry[type[SparseOptimizer]] = Registry("sparse optimizer", "recgrad.optim.sparse")
+
+__all__ = [
+    "DECAY_MODES",
+    "SPARSE_OPTIMIZERS",
+    "Combined",
+    "SparseOptimizer",
+    "Update",
+    "check_range",
+    "decay",
+]
