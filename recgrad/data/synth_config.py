@@ -64,7 +64,10 @@ def deepfm_config(folder: Path, suffix: str, num_numeric: int, category_sizes: S
         dataset_type=DATASET_TYPES[suffix],
         csv="\n  with_header: true" if suffix == "csv" else "",
     )
-    features = [f'feature_configs {{ raw_feature {{ feature_name: "{name}" }} }}\n' for name in numerics]
+    features = [
+        f'feature_configs {{ raw_feature {{ feature_name: "{name}" fg_encoded_default_value: "0" }} }}\n'
+        for name in numerics
+    ]
     features += [
         f'feature_configs {{ id_feature {{ feature_name: "{name}" num_buckets: {size} '
         f"embedding_dim: {EMBEDDING_DIM} }} }}\n"

@@ -61,7 +61,8 @@ def capture_tables(engine: LocalEngine | None, optimizer: SparseOptimizer | None
     if engine is None:
         return []
     tables = []
-    for spec in engine.tables:
+    for table in engine.tables.values():
+        spec = table.spec
         row_ids, weights = engine.export_table(spec.name)
         states = {} if optimizer is None else optimizer.export_state(spec.name)
         tables.append(TableRows(spec.name, spec.num_rows, spec.dim, row_ids, weights, states))
@@ -90,7 +91,7 @@ def restore_tables(snapshot: Snapshot, engine: LocalEngine | None, optimizer: Sp
     """The rows of every table, and their optimizer state when there is an optimizer."""
     if engine is None:
         return
-    known = {spec.name for spec in engine.tables}
+    known = engine.tables
     for table in snapshot.tables:
         if table.name not in known:
             raise CheckpointError(
