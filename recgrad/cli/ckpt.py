@@ -100,7 +100,7 @@ def _show_tables(snapshot: Snapshot, console: Console) -> None:
         return
     table = _table("table", ">rows", ">touched", ">dim", "dtype", "optimizer states", ">size")
     for rows in sorted(snapshot.tables, key=lambda rows: rows.name):
-        states = ", ".join(f"{name} [{state.shape[1]}]" for name, state in rows.states.items()) or "none"
+        states = ", ".join(_describe_state(name, state) for name, state in rows.states.items()) or "none"
         touched = f"{len(rows.row_ids):,}"
         size = _size(rows.nbytes)
         table.add_row(
@@ -113,6 +113,11 @@ def _show_tables(snapshot: Snapshot, console: Console) -> None:
             size,
         )
     console.print(table)
+
+
+def _describe_state(name: str, state: Any) -> str:
+    """`exp_avg [16]`, or `t 100` of a number that belongs to the whole table."""
+    return f"{name} {state}" if state.ndim == 0 else f"{name} [{state.shape[1]}]"
 
 
 def _show_parameters(snapshot: Snapshot, console: Console) -> None:

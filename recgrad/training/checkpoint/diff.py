@@ -154,8 +154,10 @@ def _diff_rows(
 ) -> Difference:
     if a is None or b is None:
         return Difference(name, False, f"only in the {'second' if a is None else 'first'}")
-    if a.shape[1] != b.shape[1]:
-        return Difference(name, False, f"width {a.shape[1]} | {b.shape[1]}")
+    if a.shape[1:] != b.shape[1:]:
+        return Difference(name, False, f"width {list(a.shape[1:])} | {list(b.shape[1:])}")
+    if a.ndim == 0:
+        return _diff_arrays(name, a, b)
     same_rows = only == (0, 0)
     equal, max_abs, max_rel = compare_arrays(
         a if same_rows else a[at_first], b if same_rows else b[at_second]

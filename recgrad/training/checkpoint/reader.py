@@ -125,20 +125,22 @@ def _rows(entry: TableEntry, file: ArrayFile) -> TableRows:
 
 def _merged(folder: Path, entry: TableEntry, shards: list[TableRows]) -> TableRows:
     """One table of all shards, in the order of row ids."""
+    first = shards[0]
     for path, shard in zip(entry.shards, shards):
         problem = shard.problem()
         require(problem is None, folder / path, str(problem))
-        same = {name: state.shape[1] for name, state in shard.states.items()} == {
-            name: state.shape[1] for name, state in shards[0].states.items()
-        }
+        same = shard.state_shapes == first.state_shapes
         require(same, folder / path, "has other optimizer states than the first shard")
     ids = np.concatenate([shard.row_ids for shard in shards])
     order = np.argsort(ids, kind="stable")
-
-    def gather(parts: list[AnyArray]) -> AnyArray:
-        return np.concatenate(parts)[order]
-
-    states = {name: gather([shard.states[name] for shard in shards]) for name in shards[0].states}
-    return TableRows(
-        entry.name, entry.num_rows, entry.dim, ids[order], gather([s.weights for s in shards]), states
-    )
+    states: dict[str, AnyArray] = {}
+    for name, shape in first.state_shapes.items():
+        parts = [shard.states[name] for shard in shards]
+        if shape:
+            states[name] = np.concatenate(parts)[order]
+        else:
+            agree = all(part.tobytes() == parts[0].tobytes() for part in parts)
+            require(agree, folder / entry.shards[0], f"the shards disagree on state {name[:200]!r}")
+            states[name] = parts[0]
+    weights = np.concatenate([shard.weights for shard in shards])[order]
+    return TableRows(entry.name, entry.num_rows, entry.dim, ids[order], weights, states)

@@ -43,11 +43,15 @@ class Engine(Protocol):
 class TableOptimizer(Protocol):
     """What restoring needs of the optimizer of the tables."""
 
+    @property
+    def tables(self) -> Mapping[str, object]:
+        """The tables that it updates, by name; frozen ones are not among them."""
+
     def export_state(self, table: str) -> Mapping[str, AnyArray]:
-        """The states of the touched rows of a table."""
+        """The states of the touched rows of a table, and scalars of the whole table."""
 
     def import_state(self, table: str, row_ids: AnyArray, states: Mapping[str, AnyArray]) -> None:
-        """Set the state of rows of a table."""
+        """Set the states of rows of a table, and its scalars."""
 
 
 def restore(
@@ -111,8 +115,8 @@ class _Restore:
     def run(
         self, sparse_optimizer: TableOptimizer | None, updater: Updater | None, *, ignore_optimizer: bool
     ) -> RestoreReport:
-        # Asked for while the tables are empty, as it copies the states of all rows.
-        widths = {} if sparse_optimizer is None else self._state_widths(sparse_optimizer)
+        # Asked for while the tables are empty: later it would copy the states of all rows.
+        shapes = {} if sparse_optimizer is None else _state_shapes(sparse_optimizer)
         sources = self._restore_weights()
         rows = self._restore_tables()
         if not sources and not rows:
@@ -130,7 +134,7 @@ class _Restore:
                 )
             restart_average(updater)
         if sparse_optimizer is not None and not ignore_optimizer:
-            self._restore_row_states(sparse_optimizer, widths, rows, optimizer_restored, optimizer_anew)
+            self._restore_row_states(sparse_optimizer, shapes, rows, optimizer_restored, optimizer_anew)
         taken = {**sources, **{name: part.name for name, (part, _) in rows.items()}}
         return RestoreReport(
             step=self.snapshot.step,
@@ -187,25 +191,23 @@ class _Restore:
         num_rows, dim = weight.shape
         return TableRows(source, num_rows, dim, np.arange(num_rows), weight.to(torch.float32).numpy())
 
-    def _state_widths(self, optimizer: TableOptimizer) -> dict[str, dict[str, int]]:
-        return {name: _widths(optimizer.export_state(name)) for name in self.tables_here}
-
     def _restore_row_states(
         self,
         optimizer: TableOptimizer,
-        widths: Mapping[str, Mapping[str, int]],
+        shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
         rows: Mapping[str, tuple[TableRows, int]],
         restored: list[str],
         anew: list[Anew],
     ) -> None:
         for name, (part, _) in rows.items():
-            theirs, own = _widths(part.states), widths[name]
-            if own == theirs:
+            if name not in shapes:
+                continue
+            if part.state_shapes == shapes[name]:
                 optimizer.import_state(name, part.row_ids, part.states)
                 restored.append(name)
             else:
-                reason = f"states {theirs or 'none'} in the checkpoint, {own or 'none'} here"
-                anew.append(Anew(name, reason))
+                there, here = _spell(part.state_shapes), _spell(shapes[name])
+                anew.append(Anew(name, f"states {there} in the checkpoint, {here} here"))
 
     def _describe(self, name: str, part: TableRows, dropped: int) -> RestoredTable:
         spec = self.tables_here[name]
@@ -235,14 +237,22 @@ def _misfit(own: torch.Tensor, found: torch.Tensor | None) -> str | None:
     return None
 
 
-def _widths(states: Mapping[str, AnyArray]) -> dict[str, int]:
-    return {name: state.shape[1] for name, state in sorted(states.items())}
+def _state_shapes(optimizer: TableOptimizer) -> dict[str, dict[str, tuple[int, ...]]]:
+    """By table and name of a state, (width,) or () of a scalar."""
+    return {
+        table: {name: np.shape(state)[1:] for name, state in sorted(optimizer.export_state(table).items())}
+        for table in optimizer.tables
+    }
+
+
+def _spell(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {list(shape)}" if shape else name for name, shape in shapes.items()) or "none"
 
 
 def _below(table: TableRows, num_rows: int) -> TableRows:
     """The rows with ids below `num_rows`."""
     count = int(np.searchsorted(table.row_ids, num_rows))
-    states = {name: state[:count] for name, state in table.states.items()}
+    states = {name: state[:count] if state.ndim else state for name, state in table.states.items()}
     return TableRows(
         table.name, table.num_rows, table.dim, table.row_ids[:count], table.weights[:count], states
     )

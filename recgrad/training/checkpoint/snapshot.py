@@ -22,7 +22,8 @@ class TableRows:
         dim: width of a row.
         row_ids: int64 [n], strictly ascending.
         weights: [n, dim].
-        states: optimizer states by name, each [n, width].
+        states: optimizer states by name, each [n, width], or a scalar that belongs to the whole
+            table, such as its number of updates.
     """
 
     name: str
@@ -40,13 +41,18 @@ class TableRows:
         if self.weights.shape != (len(ids), self.dim):
             return f"weights must be [{len(ids)}, {self.dim}], got {list(self.weights.shape)}"
         for name, state in self.states.items():
-            if state.ndim != 2 or len(state) != len(ids):
-                return f"state '{name}' must be [{len(ids)}, width], got {list(state.shape)}"
+            if state.ndim != 0 and (state.ndim != 2 or len(state) != len(ids)):
+                return f"state '{name}' must be [{len(ids)}, width] or a scalar, got {list(state.shape)}"
         if len(ids) and (ids[0] < 0 or ids[-1] >= self.num_rows):
             return f"row ids must be in 0 … {self.num_rows - 1}, got {ids[0]} … {ids[-1]}"
         if not bool(np.all(ids[1:] > ids[:-1])):
             return "row ids must be strictly ascending"
         return None
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """(width,) of each state, or () of a scalar, in the order of names."""
+        return {name: state.shape[1:] for name, state in sorted(self.states.items())}
 
     @property
     def nbytes(self) -> int:

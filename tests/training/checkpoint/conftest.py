@@ -50,6 +50,7 @@ def table(name: str = "user", rows: int = 50, dim: int = 4, seed: int = 0) -> Ta
         rng.standard_normal((rows, dim), dtype=np.float32),
         {
             "m": rng.standard_normal((rows, dim), dtype=np.float32),
+            "t": np.array(17),
             "v": rng.random((rows, 1), dtype=np.float32),
         },
     )

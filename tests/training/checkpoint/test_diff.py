@@ -92,7 +92,14 @@ def test_lists_of_numbers_are_one_value_and_lists_of_tensors_are_many():
 def rows(ids, shift=0.0, num_rows=100, dim=2, states=("m",)):
     ids = np.array(ids, dtype=np.int64)
     weights = np.stack([ids] * dim, axis=1).astype(np.float32) + np.float32(shift)
-    return TableRows("t", num_rows, dim, ids, weights, {name: weights[:, :1].copy() for name in states})
+    return TableRows(
+        "t",
+        num_rows,
+        dim,
+        ids,
+        weights,
+        {"t": np.array(len(ids)), **{name: weights[:, :1].copy() for name in states}},
+    )
 
 
 def table_diff(a, b):
@@ -106,6 +113,7 @@ def test_rows_are_matched_by_id():
     assert (weights.only_first, weights.only_second, weights.max_abs) == (1, 3, 0.25)
     assert weights.max_rel == 0.25 / 4.25
     assert found["table t m"].max_abs == 0.25
+    assert found["table t t"].max_abs == 2
 
 
 def test_equal_tables():

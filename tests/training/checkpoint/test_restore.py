@@ -29,16 +29,18 @@ class Tables:
         self.rows = {spec.name: {} for spec in specs}
         self.row_states = {spec.name: {} for spec in specs}
         self.states = states
+        self.updates = {}
 
     def import_table(self, name, row_ids, weights):
         assert all(0 <= row < self.tables[name].spec.num_rows for row in row_ids)
         self.rows[name].update(zip(row_ids.tolist(), weights.tolist()))
 
     def export_state(self, table):
-        return {name: np.zeros((0, width), np.float32) for name, width in self.states}
+        return {"t": np.array(0), **{name: np.zeros((0, width), np.float32) for name, width in self.states}}
 
     def import_state(self, table, row_ids, states):
-        assert set(states) == {name for name, _ in self.states}
+        assert set(states) == {"t", *(name for name, _ in self.states)}
+        self.updates[table] = int(states["t"])
         self.row_states[table].update(zip(row_ids.tolist(), states["m"].tolist()))
 
 
@@ -62,7 +64,9 @@ def train(model, updater, steps=3):
 def rows(name="user", ids=(1, 5, 90), num_rows=100, dim=2):
     ids = np.array(ids, dtype=np.int64)
     weights = np.stack([ids] * dim, 1).astype(np.float32)
-    return TableRows(name, num_rows, dim, ids, weights, {"m": weights[:, :2] * np.float32(0.5)})
+    return TableRows(
+        name, num_rows, dim, ids, weights, {"m": weights[:, :2] * np.float32(0.5), "t": np.array(9)}
+    )
 
 
 @pytest.fixture
@@ -97,6 +101,7 @@ def test_the_same_model_takes_everything(snapshot, trained):
         assert all(own[key].equal(other[key]) for key in own)
     assert engine.rows == {"user": {1: [1, 1], 5: [5, 5], 90: [90, 90]}, "item": {0: [0, 0], 7: [7, 7]}}
     assert engine.row_states["user"] == {1: [0.5, 0.5], 5: [2.5, 2.5], 90: [45, 45]}
+    assert engine.updates == {"user": 9, "item": 9}
     assert report.step == 42
     assert set(report.restored) == set(model.state_dict())
     assert (report.renamed, report.reinitialised, report.unused, report.optimizer_anew) == ((), (), (), ())

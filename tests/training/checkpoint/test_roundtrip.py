@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -182,7 +183,7 @@ def test_array_files_open_with_the_safetensors_library(tmp_path, make_snapshot):
 
 def split(table: TableRows, owner: np.ndarray, rank: int) -> TableRows:
     mine = owner == rank
-    states = {name: state[mine] for name, state in table.states.items()}
+    states = {name: state[mine] if state.ndim else state for name, state in table.states.items()}
     return TableRows(table.name, table.num_rows, table.dim, table.row_ids[mine], table.weights[mine], states)
 
 
@@ -203,6 +204,18 @@ def test_shards_of_a_table_are_merged_by_row_id(tmp_path, make_table, same, num_
     assert same(read.row_ids, table.row_ids)
     assert same(read.weights, table.weights)
     assert same(dict(read.states), dict(table.states))
+
+
+def test_shards_that_disagree_on_a_scalar_are_refused(tmp_path, make_table):
+    first, second = make_table(rows=5), make_table(rows=5, seed=3)
+    second = dataclasses.replace(second, states={**second.states, "t": np.array(18)})
+    with staged_folder(tmp_path / "c") as folder:
+        files = write_tree(folder, Snapshot(2, {}))
+        shards = [write_table_shard(folder, table, rank, 2) for rank, table in enumerate((first, second))]
+        entry = TableEntry("user", first.num_rows, first.dim, 10, tuple(s.path for s in shards))
+        write_manifest(folder, 2, files + shards, [entry])
+    with pytest.raises(CheckpointError, match="the shards disagree on state 't'"):
+        read_checkpoint(tmp_path / "c")
 
 
 def test_a_row_in_two_shards_is_refused(tmp_path, make_table):
@@ -251,6 +264,7 @@ def test_a_tree_that_holds_itself_is_refused(tmp_path):
         ({"row_ids": np.array([1, 2, 3], np.int32)}, "int64"),
         ({"weights": np.zeros((3, 3))}, r"weights must be \[3, 2\], got \[3, 3\]"),
         ({"states": {"m": np.zeros((2, 2))}}, r"state 'm' must be \[3, width\]"),
+        ({"states": {"m": np.zeros(3)}}, r"state 'm' must be \[3, width\] or a scalar, got \[3\]"),
     ],
     ids=str,
 )
