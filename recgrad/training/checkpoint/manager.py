@@ -89,21 +89,29 @@ class CheckpointManager:
             CheckpointError: there are checkpoints, but all are damaged.
         """
         self.wait()
-        problems = []
-        for step in reversed(self.steps()):
-            path = self.path(step)
-            try:
-                manifest = verify_checkpoint(path)
-                if manifest.step != step:
-                    raise CheckpointError(f"{path}: holds step {manifest.step}, not {step}")
-            except CheckpointError as error:
-                problems.append(str(error))
-                _log.warning("%s; trying the checkpoint before it", error)
-                continue
-            return path
+        while True:
+            problems = []
+            for step in reversed(self.steps()):
+                path = self.path(step)
+                try:
+                    self._verify(step)
+                except CheckpointError as error:
+                    if not path.is_dir():
+                        break  # Another process has just removed it, for it has written newer ones.
+                    problems.append(str(error))
+                    _log.warning("%s; trying the checkpoint before it", error)
+                else:
+                    return path
+            else:
+                break
         if problems:
             raise CheckpointError("\n".join([f"{self.model_dir}: no checkpoint is whole", *problems]))
         return None
+
+    def _verify(self, step: int) -> None:
+        manifest = verify_checkpoint(self.path(step))
+        if manifest.step != step:
+            raise CheckpointError(f"{self.path(step)}: holds step {manifest.step}, not {step}")
 
     def best(self) -> int | None:
         """The step that was last marked best, or None."""

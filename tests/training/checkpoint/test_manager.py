@@ -165,6 +165,22 @@ def test_all_damaged_is_an_error_not_a_fresh_start(tmp_path):
         manager.latest()
 
 
+def test_a_checkpoint_that_goes_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch, caplog):
+    manager = CheckpointManager(tmp_path)
+    save_all(manager, 1, 2)
+    verify = manager_module.verify_checkpoint
+
+    def slow(path):
+        if path == manager.path(2) and 3 not in manager.steps():
+            save_all(CheckpointManager(tmp_path, keep_max=1), 3)
+        return verify(path)
+
+    monkeypatch.setattr(manager_module, "verify_checkpoint", slow)
+    with caplog.at_level(logging.WARNING):
+        assert manager.latest() == manager.path(3)
+    assert caplog.text == ""
+
+
 def test_a_folder_that_was_renamed_is_not_taken_for_another_step(tmp_path):
     manager = CheckpointManager(tmp_path)
     save_all(manager, 1, 2)
