@@ -60,6 +60,7 @@ class FeatureGroups(nn.Module):
         self.plan = plan_groups(
             groups, features, wide_embedding_dim=wide_embedding_dim, wide_init_fn=wide_init_fn
         )
+        self.used: set[str] = set()
         self.keys = tuple(s.name for s in features if s.kind is Kind.SPARSE and not s.sequence)
         self.sequence_keys = tuple(s.name for s in features if s.kind is Kind.SPARSE and s.sequence)
         self._blocks = _dense_blocks(self.plan)
@@ -69,7 +70,6 @@ class FeatureGroups(nn.Module):
         for group, specs in self.plan.encoders.items():
             if specs:
                 self.encoders[group] = nn.ModuleList(self._build_encoder(group, spec) for spec in specs)
-        self.used: set[str] = set()
         self._columns: dict[tuple[Any, ...], slice | Tensor] = {}
 
     def _build_encoder(self, group: str, spec: Any) -> nn.Module:

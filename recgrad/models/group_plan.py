@@ -5,8 +5,8 @@ group "deep"   [ raw dense | dense embeddings | lookups | pooled sequences | seq
 group "seq"    query [ raw | dense embeddings | lookups | pooled ]     one vector a row
                sequence [ lookups | raw dense | dense embeddings ]     one vector a position
 ```
-Inside each part the config's order holds, but that lookups of one width stand together. Parts are put together so that a group is a few
-slices of what a batch and the engine already hold side by side.
+Inside each part the config's order holds, but that lookups of one width stand together. A
+group is thus a few slices of what a batch and the engine already hold side by side.
 """
 
 from __future__ import annotations

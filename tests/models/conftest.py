@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from google.protobuf import text_format
 from torch import nn
 
+from recgrad.config.proto.model_pb2 import ModelConfig
 from recgrad.data.batch import Batch, JaggedDense, KeyedDense, KeyedJagged
 from recgrad.data.features.spec import FeatureSpec, Kind
+from recgrad.models.build import build_model
 
 
 class PlainEmbedded:
@@ -52,9 +57,10 @@ class PlainEngine(nn.Module):
         return PlainEmbedded(values)
 
 
-def make_batch(features, rows, seed=0, labels=(), max_length=4):
+def make_batch(features, rows, seed=0, labels=(), max_length=4, double=False):
     """A random batch of these features: bags of 0 to 2 ids where value_dim is 0, else value_dim."""
     rng = np.random.default_rng(seed)
+    real = torch.float64 if double else torch.float32
     lengths_of = {}
     for spec in features:
         if spec.sequence:
@@ -87,14 +93,14 @@ def make_batch(features, rows, seed=0, labels=(), max_length=4):
     return Batch(
         rows,
         KeyedDense(
-            tuple(s.name for s in dense), dims, torch.from_numpy(rng.normal(size=(rows, sum(dims)))).float()
+            tuple(s.name for s in dense), dims, torch.from_numpy(rng.normal(size=(rows, sum(dims)))).to(real)
         ),
         ids(sparse, lambda s: rows),
         {s.name: as_lengths(s) for s in features if s.sequence},
         ids(seq_sparse, positions) if seq_sparse else None,
         {
             s.name: JaggedDense(
-                torch.from_numpy(rng.normal(size=(positions(s), s.value_dim))).float(), as_lengths(s)
+                torch.from_numpy(rng.normal(size=(positions(s), s.value_dim))).to(real), as_lengths(s)
             )
             for s in seq_dense
         },
@@ -129,3 +135,48 @@ def specs():
 
     Makers.sparse, Makers.dense = staticmethod(sparse), staticmethod(dense)
     return Makers
+
+
+FEATURES = (
+    sparse("a"),
+    dense("x"),
+    sparse("b", value_dim=0, pooling="mean"),
+    dense("y", 2),
+    sparse("c"),
+    sparse("h__item", sequence=True, sequence_name="h", embedding_name="a"),
+    dense("h__price", sequence=True, sequence_name="h"),
+)
+LABELS = ("click", "buy")
+
+
+def model_config(name):
+    """The small config of a model."""
+    text = (Path(__file__).parent / "configs" / f"{name}.config").read_text()
+    return text_format.Parse(text, ModelConfig())
+
+
+@pytest.fixture
+def features():
+    return FEATURES
+
+
+@pytest.fixture
+def config_of():
+    return model_config
+
+
+@pytest.fixture
+def build(plain_engine):
+    """Build a model of the small configs on the plain engine, in float64 for exact comparison."""
+
+    def make(config, features=FEATURES, engine=PlainEngine, seed=3, double=True, **options):
+        config = model_config(config) if isinstance(config, str) else config
+        model = build_model(config, features, seed=seed, label_fields=LABELS, engine=engine, **options)
+        return model.double() if double else model
+
+    return make
+
+
+@pytest.fixture
+def batch():
+    return make_batch(FEATURES, 6, seed=1, labels=LABELS, double=True)

@@ -38,7 +38,8 @@ class DINEncoder(SequenceEncoder):
         self.mlp = MLP(4 * sequence_dim, **attn_mlp)
         if len(self.mlp) == 0:
             raise ValueError("attn_mlp must have at least one hidden layer, got none")
-        self.score = nn.Linear(self.mlp.out_features, 1)
+        # A bias would shift all scores of a row alike, which softmax does not see.
+        self.score = nn.Linear(self.mlp.out_features, 1, bias=False)
 
     def encode(self, query: Tensor, sequence: Tensor, segments: Segments) -> Tensor:
         """[rows, sequence_dim] of query [rows, query_dim] over sequence [positions, sequence_dim]."""

@@ -42,7 +42,8 @@ class SelfAttentionEncoder(SequenceEncoder):
             raise ValueError(f"multihead_attn_dim must be a multiple of num_heads, got {dim} and {num_heads}")
         self.out_features = dim
         self.query = nn.Linear(sequence_dim, dim)
-        self.key = nn.Linear(sequence_dim, dim)
+        # A bias of the keys would shift all scores of a query alike, which softmax does not see.
+        self.key = nn.Linear(sequence_dim, dim, bias=False)
         self.value = nn.Linear(sequence_dim, dim)
         self.attention = nn.MultiheadAttention(dim, num_heads, dropout=dropout, batch_first=True)
 
