@@ -140,7 +140,7 @@ class Loader:
                 yield self._deliver(self._nothing(plan), begin)
             return
         self._say_joined(plan)
-        start = begin.rows if self.settings.cost else self._first_row(plan, begin)
+        start = begin.rows if self.settings.cost else plan.next_batch(begin.rows)
         tally = BadRowTally(self.settings.max_bad_row_ratio, begin.rows, begin.bad_rows)
         pipeline = self._pipeline(plan, start, begin.ahead) if start < plan.num_rows else None
         if pipeline is None:
@@ -245,10 +245,6 @@ class Loader:
         position.check(self.settings.order_settings(), self._files)
         return position
 
-    def _first_row(self, plan: EpochPlan, begin: Position) -> int:
-        """The row to go on from. Batches delivered in order give it on every rank alike."""
-        return plan.row_of_batch(begin.batches) if not begin.ahead else begin.rows
-
     def _say_joined(self, plan: EpochPlan) -> None:
         joined = plan.num_batches and plan.num_rows == plan.num_batches * plan.batch_size + 1
         if joined and not self._said_joined and not self.settings.cost:
@@ -300,7 +296,9 @@ def build_loader(
     targets = find_targets(config) if need_labels else Targets()
     reader = open_reader(input_path, data)
     encoder = FeatureEncoder(features)
-    sampler = build_sampler(data, features, training=training, seed=seed, rank=rank) if need_labels else None
+    sampler = None
+    if need_labels:
+        sampler = build_sampler(data, features, reader, training=training, seed=seed, rank=rank)
     needed = [*encoder.columns, *targets.columns, *carry_columns]
     needed += [settings.cost[0]] if settings.cost else []
     needed += [sampler.item_id_field] if sampler else []

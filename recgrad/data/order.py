@@ -54,9 +54,8 @@ class EpochPlan:
 
     @property
     def num_windows(self) -> int:
-        """A last window of one row is joined to the one before, so that its batch can be."""
-        full, rest = divmod(self.num_rows, self.window_rows)
-        return full + (rest > 1 or (rest == 1 and full == 0))
+        """Windows end where batches do, so rows that join the last batch join the last window."""
+        return -(-self.num_batches * self.batch_size // self.window_rows) if self.num_rows else 0
 
     def window(self, index: int) -> tuple[int, int]:
         """First row and end of a window."""
@@ -72,9 +71,12 @@ class EpochPlan:
         last = start // self.batch_size >= self.num_batches - 1
         return self.num_rows if last else start + self.batch_size
 
-    def row_of_batch(self, batches: int) -> int:
-        """The first row after `batches` batches."""
-        return self.num_rows if batches >= self.num_batches else batches * self.batch_size
+    def next_batch(self, row: int) -> int:
+        """The row to go on from after `row` rows, which may have been counted on another rank.
+
+        Ranks have equally many batches, but the last one may differ by a row or two.
+        """
+        return row if row <= (self.num_batches - 1) * self.batch_size else self.num_rows
 
     def permutation(self, window: int) -> npt.NDArray[np.int64] | None:
         """The order of a window's rows, or None when they stay as they are."""

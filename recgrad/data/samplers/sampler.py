@@ -30,12 +30,13 @@ class Sampler(ABC):
         config: Any,
         data: DataConfig,
         features: Sequence[Feature],
+        schema: pa.Schema,
         *,
         training: bool,
         seed: int,
         rank: int,
     ) -> Sampler:
-        """The sampler of a config message."""
+        """The sampler of a config message; `schema` holds the columns of the training data."""
 
     @abstractmethod
     def sample(self, own: pa.Array, epoch: int, row: int) -> Batch:
