@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -68,6 +68,8 @@ def set_field(message: Message, field: Field, value: Any, report: Report, path: 
         if not isinstance(value, (list, tuple)):
             report(path, f"{show(value)} is not a list")
             return
+        if field.message_type is None and _extend(message, field, value):
+            return
         for i, item in enumerate(value):
             append(message, field, item, report, f"{path}[{i}]", depth)
     elif field.message_type is not None:
@@ -82,6 +84,15 @@ def set_field(message: Message, field: Field, value: Any, report: Report, path: 
             setattr(message, field.name, convert(field, value))
         except UnfitError as problem:
             report(path, str(problem))
+
+
+def _extend(message: Message, field: Field, values: Sequence[Any]) -> bool:
+    """Add scalars to a list at once; adds nothing and says False when one does not fit."""
+    try:
+        getattr(message, field.name).extend([convert(field, value) for value in values])
+    except UnfitError:
+        return False
+    return True
 
 
 def append(message: Message, field: Field, value: Any, report: Report, path: str, depth: int = 0) -> None:

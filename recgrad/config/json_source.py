@@ -13,7 +13,6 @@ from recgrad.config.locations import Locations
 from recgrad.config.values import MessageType, show
 from recgrad.errors import ConfigError, Problem
 
-MAX_DEPTH = 100
 MAX_PROBLEMS = 20
 
 _TOKEN = re.compile(r'"(?P<string>[^"\\]*(?:\\.[^"\\]*)*)"|(?P<mark>[{}\[\]:,])', re.DOTALL)
@@ -34,8 +33,7 @@ def parse_json(text: str, message: Message, source: str) -> Locations:
     tree = load_json(text, source)
     if not isinstance(tree, dict):
         raise ConfigError([Problem(source, f"a config is a JSON object, not {show(tree)}")])
-    offsets = _Scanner(text, message.DESCRIPTOR).run()
-    locations = Locations(source, text, offsets)
+    locations = Locations(source, text, _Scanner(text, message.DESCRIPTOR).run)
     problems: list[Problem] = []
 
     def report(path: str, what: str) -> None:
@@ -54,7 +52,6 @@ def load_json(text: str, source: str) -> Any:
     Raises:
         ConfigError: not JSON, a key twice in one object, or nested too deep.
     """
-    check_depth(text, source)
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_int=_parse_int)
     except json.JSONDecodeError as error:
@@ -63,23 +60,10 @@ def load_json(text: str, source: str) -> Any:
         raise ConfigError([Problem(locations.at(error.pos), what)]) from None
     except _DuplicateKeyError as error:
         raise ConfigError([Problem(source, str(error))]) from None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise ConfigError([Problem(source, "the JSON is nested too deep")]) from None
+    except ValueError as error:
         raise ConfigError([Problem(source, f"cannot read this JSON: {str(error)[:200]}")]) from None
-
-
-def check_depth(text: str, source: str) -> None:
-    """Raise when brackets are nested deeper than any config is."""
-    depth = 0
-    for match in _TOKEN.finditer(text):
-        mark = match.group("mark")
-        if mark in ("{", "["):
-            depth += 1
-            if depth > MAX_DEPTH:
-                locations = Locations(source, text)
-                place = locations.at(match.start())
-                raise ConfigError([Problem(place, f"JSON is nested more than {MAX_DEPTH} deep")])
-        elif mark in ("}", "]"):
-            depth -= 1
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import warnings
@@ -84,7 +85,8 @@ def save_config(config: PipelineConfig, path: str | os.PathLike[str]) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise ConfigError([Problem(str(path), f"cannot be written: {error.strerror or error}")]) from error
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 
 
 class Locations:
@@ -15,12 +16,14 @@ class Locations:
     Args:
         source: what errors call the file.
         text: the file's text.
-        offsets: where each field begins in the text.
+        find_offsets: says where each field begins in the text; asked on first use.
     """
 
-    def __init__(self, source: str = "", text: str = "", offsets: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, source: str = "", text: str = "", find_offsets: Callable[[], Mapping[str, int]] = dict
+    ) -> None:
         self.source = source
-        self._offsets = {} if offsets is None else offsets
+        self._find_offsets = find_offsets
         self._text = text
         self._newlines: list[int] | None = None
         self._forgotten: set[str] = set()
@@ -35,6 +38,10 @@ class Locations:
                 offset = self._offsets.get(path)
             path = parent(path)
         return None if offset is None else self.position(offset)[0]
+
+    @cached_property
+    def _offsets(self) -> Mapping[str, int]:
+        return self._find_offsets()
 
     def where(self, path: str) -> str:
         """How errors name a field: `deepfm.config:18 train_config.dense_optimizer`."""

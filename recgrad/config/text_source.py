@@ -88,7 +88,7 @@ class _Parser:
     def __init__(self, text: str, message: Message, source: str) -> None:
         self.text = text
         self.offsets: dict[str, int] = {}
-        self.locations = Locations(source, text, self.offsets)
+        self.locations = Locations(source, text, lambda: self.offsets)
         self.problems: list[Problem] = []
         self.stack = [_Frame(message, "", "", 0)]
         self.end = 0
@@ -248,7 +248,10 @@ class _Parser:
 
     def value(self, field: Field) -> Any:
         """The value at the cursor in the field's type; the cursor moves past it in any case."""
+        minus = self.end
         negative = self.take("-")
+        if negative and self.start != minus:
+            raise self.error("expected a number right after '-'", minus - 1)
         kind, token, start = self.kind, self.token, self.start
         if kind == "string":
             text = self.strings()

@@ -69,7 +69,8 @@ def check_embeddings(context: Context) -> None:
         needed = ids or dense is not None
         if needed and not message.embedding_dim and not _required_elsewhere(node):
             what = "ids need an embedding_dim" if ids else f"{dense} needs an embedding_dim"
-            context.problem(node.path, f"{what} of at least 1")
+            path = node.at("embedding_dim") if message.HasField("embedding_dim") else node.path
+            context.problem(path, f"{what} of at least 1")
         elif message.embedding_dim and not needed and not message.stub_type:
             context.problem(
                 node.at("embedding_dim"),

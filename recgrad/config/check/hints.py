@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from recgrad.config.check.cpu import native_bf16, read_flags
 from recgrad.config.check.optimizers import optimizers
 from recgrad.config.check.rule import CHECKS, Context, Node, number
@@ -36,7 +38,9 @@ def hint_rate(context: Context) -> None:
     for name, node in optimizers(context):
         usual = _usual_rate(name, node)
         rate = getattr(node.message, "lr", 0.0)
-        if usual is None or not rate or usual[0] / _TOLERANCE <= rate <= usual[1] * _TOLERANCE:
+        if usual is None or not rate or not math.isfinite(rate):
+            continue
+        if usual[0] / _TOLERANCE <= rate <= usual[1] * _TOLERANCE:
             continue
         side = "below" if rate < usual[0] else "above"
         context.hint(
