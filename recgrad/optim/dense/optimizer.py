@@ -52,7 +52,7 @@ def fused_option(groups: Sequence[dict[str, Any]], fused: bool | None) -> bool:
 
 
 def keep_gradients_contiguous(optimizer: Optimizer) -> None:
-    """Has an optimizer with fused kernels copy gradients that are not contiguous before each step."""
+    """Has an optimizer copy gradients that are not contiguous before each step."""
 
     def hook(running: Optimizer, args: Any, kwargs: Any) -> None:
         for group in running.param_groups:
@@ -95,4 +95,6 @@ def in_training(optimizer: Any) -> Optimizer:
     """A schedule-free optimizer in its training mode, the one it must be in to make updates."""
     optimizer.train()
     made: Optimizer = optimizer
+    # It writes into the gradients, which must then be tensors of their own.
+    keep_gradients_contiguous(made)
     return made

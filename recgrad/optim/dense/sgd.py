@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch.optim import SGD, Optimizer
 
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, fuse
@@ -28,7 +30,7 @@ def sgd(
         fused: torch's fused kernel; left out, wherever it is right.
         foreach: torch's loop over operations (true) or over tensors (false) in its place.
     """
-    return fuse(
+    optimizer = fuse(
         SGD,
         params,
         fused,
@@ -39,3 +41,23 @@ def sgd(
         dampening=dampening,
         nesterov=nesterov,
     )
+    optimizer.register_step_pre_hook(_begin_late_momenta)
+    return optimizer
+
+
+def _begin_late_momenta(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Gives parameters whose first gradient comes late a momentum that ends as that gradient.
+
+    torch's fused kernel fails when some parameters of a group have a momentum and some have
+    none. The update makes μb + (1−τ)g of it, g with its weight decay, which must be g.
+    """
+    for group in optimizer.param_groups:
+        if not (group["fused"] and group["momentum"]):
+            continue
+        params = [p for p in group["params"] if p.grad is not None]
+        late = [p for p in params if optimizer.state[p].get("momentum_buffer") is None]
+        if late and len(late) < len(params):
+            share = group["dampening"] / group["momentum"]
+            for p in late:
+                first = p.grad + group["weight_decay"] * p.detach()
+                optimizer.state[p]["momentum_buffer"] = first.mul_(share)
