@@ -124,7 +124,7 @@ class ArrayFile:
 def write_array_file(
     folder: Path, path: str, arrays: Mapping[str, RawArray], metadata: Mapping[str, str]
 ) -> FileRecord:
-    """Write `folder/path` and force it to the disk."""
+    """Write `folder/path`, a new file."""
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].data.itemsize, item[0]))
     header: dict[str, Any] = {METADATA: dict(metadata)}
     offset = 0
@@ -142,7 +142,7 @@ def write_array_file(
 
 
 def write_blocks(folder: Path, path: str, blocks: list[bytes | memoryview]) -> FileRecord:
-    """Write buffers one after the other to a new file, and force them to the disk.
+    """Write buffers one after the other to a new file.
 
     Both the checksum and the write release the interpreter's lock; a chunk is small enough
     to be in the processor's cache when the write follows.
@@ -156,7 +156,6 @@ def write_blocks(folder: Path, path: str, blocks: list[bytes | memoryview]) -> F
                 size += len(chunk)
                 while chunk:
                     chunk = chunk[os.write(descriptor, chunk) :]
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return FileRecord(path, size, crc)

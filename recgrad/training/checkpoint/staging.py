@@ -32,15 +32,14 @@ def staged_folder(final: Path) -> Iterator[Path]:
     staging, descriptor = _create_locked(final)
     try:
         yield staging
-        for folder, _, _ in os.walk(staging, topdown=False):
-            fsync_folder(Path(folder))
+        _fsync_tree(staging)
         _publish(staging, final)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
     finally:
         os.close(descriptor)
-    fsync_folder(final.parent)
+    _fsync(final.parent)
     # After an exchange the hidden name holds the folder that was replaced.
     shutil.rmtree(staging, ignore_errors=True)
 
@@ -93,12 +92,22 @@ def write_file_atomically(path: Path, content: bytes) -> None:
         with suppress(OSError):
             os.unlink(hidden)
         raise
-    fsync_folder(path.parent)
+    _fsync(path.parent)
 
 
-def fsync_folder(path: Path) -> None:
-    """Force the names in a folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _fsync_tree(root: Path) -> None:
+    """Force files and the names of files to the disk, in one go after all are written.
+
+    One by one, each would wait for the disk while the next could be written: half the speed.
+    """
+    for folder, _, names in os.walk(root, topdown=False):
+        for name in names:
+            _fsync(Path(folder, name))
+        _fsync(Path(folder))
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
