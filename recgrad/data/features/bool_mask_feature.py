@@ -57,10 +57,10 @@ def _truth(values: Values, report: Report) -> Mask:
     if not isinstance(values, Text):
         return np.asarray(values != 0)
     lower = pc.utf8_lower(values.to_arrow())
-    true = pc.is_in(lower, pc.SetLookupOptions(pa.array(["true", "1"], pa.large_string()))).to_numpy(
+    true = pc.is_in(lower, value_set=pa.array(["true", "1"], pa.large_string())).to_numpy(
         zero_copy_only=False
     )
-    false = pc.is_in(lower, pc.SetLookupOptions(pa.array(["false", "0"], pa.large_string()))).to_numpy(
+    false = pc.is_in(lower, value_set=pa.array(["false", "0"], pa.large_string())).to_numpy(
         zero_copy_only=False
     )
     bad = ~(true | false)

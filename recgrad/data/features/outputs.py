@@ -59,7 +59,9 @@ def refuse(_: Any, reason: str, values: Any, remedy: str) -> None:
     """A Report for settings: the first bad value is an error of the config."""
     if len(values):
         value = values[0].item() if isinstance(values, np.ndarray) else values[0]
-        raise ValueError(f"the default value cannot be used: {reason.replace('{value}', repr(value))}; {remedy}")
+        raise ValueError(
+            f"the default value cannot be used: {reason.replace('{value}', repr(value))}; {remedy}"
+        )
 
 
 class IdOutput:
