@@ -65,6 +65,7 @@ class Comparison:
         groups: groups of rows, or None when rows stand alone.
         positive_rate: mean label.
         confidence: that of the intervals.
+        notes: what could not be compared, and why.
         reliability: by model, mean prediction and mean label of rows in ten bins of equal
             size by prediction, [10, 2].
     """
@@ -74,6 +75,7 @@ class Comparison:
     groups: int | None
     positive_rate: float
     confidence: float
+    notes: tuple[str, ...]
     reliability: dict[str, Floats]
 
     def __getitem__(self, metric: str) -> Difference:
@@ -103,6 +105,7 @@ class Comparison:
             "positive_rate": self.positive_rate,
             "confidence": self.confidence,
             "differences": differences,
+            "notes": list(self.notes),
             "verdict": self.verdict,
         }
 
@@ -117,6 +120,7 @@ class Comparison:
                 f"{d.metric:<12} {d.a:>9.6f} {d.b:>9.6f} {d.difference:>+10.6f}   {span:^22} "
                 f"{d.p_value:>7.2g}   {d.method}"
             )
+        lines += [f"note: {note}" for note in self.notes]
         return "\n".join([*lines, f"verdict: {self.verdict}"])
 
     def plot(self, path: str | Path) -> None:
@@ -171,8 +175,13 @@ def compare(
     )
     by = "rows" if starts is None else "groups"
     found = [_auc(positive, scores, clusters, confidence, "DeLong" if starts is None else "DeLong by group")]
+    notes = []
     if starts is not None:
-        found.append(_grouped_auc(positive, scores, starts, weighting, draws))
+        grouped = _grouped_auc(positive, scores, starts, weighting, draws)
+        if grouped is None:
+            notes.append("no group has rows of both classes, so there is no grouped AUC")
+        else:
+            found.append(grouped)
     found.append(_log_loss(positive, scores, clusters, draws, f"bootstrap of {by}"))
     return Comparison(
         differences=tuple(found),
@@ -180,6 +189,7 @@ def compare(
         groups=None if starts is None else len(starts) - 1,
         positive_rate=float(positive.mean()),
         confidence=confidence,
+        notes=tuple(notes),
         reliability={name: _reliability(scores[i], positive) for i, name in enumerate("AB")},
     )
 
@@ -236,13 +246,11 @@ def _auc(
 
 def _grouped_auc(
     positive: npt.NDArray[np.bool_], scores: Floats, starts: Ints, weighting: str, draws: _Bootstrap
-) -> Difference:
+) -> Difference | None:
     (a, positives), (b, _) = (auc_by_group(row, positive, starts) for row in scores)
     defined = ~np.isnan(a)
     if not defined.any():
-        raise RecgradError(
-            "compare: no group has rows of both classes, so there is no grouped AUC; check the group"
-        )
+        return None
     weights = {"NONE": np.ones(len(a)), "IMPRESSIONS": np.diff(starts), "POSITIVES": positives}[weighting][
         defined
     ]
@@ -333,7 +341,7 @@ def _checked(labels: Any, *scores: Any) -> tuple[npt.NDArray[np.bool_], Floats]:
     label = np.asarray(labels).reshape(-1)
     if not np.isin(label, (0, 1)).all():
         raise RecgradError(f"compare: labels must be 0 or 1, got {label[~np.isin(label, (0, 1))][0]}")
-    columns = [np.asarray(column, dtype=np.float64).reshape(-1) for column in scores]
+    columns = [np.array(column, dtype=np.float64).reshape(-1) for column in scores]
     for name, column in zip("AB", columns):
         if len(column) != len(label):
             raise RecgradError(
