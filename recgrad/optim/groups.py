@@ -17,7 +17,7 @@ from recgrad.config.messages import chosen, to_kwargs
 from recgrad.errors import ConfigError, Problem, RecgradError
 from recgrad.optim.dense import DENSE_OPTIMIZERS
 from recgrad.optim.dense.optimizer import Factory
-from recgrad.optim.part import OptimizerPart, averages_weights
+from recgrad.optim.part import OptimizerPart, averages_weights, check_momentum
 from recgrad.optim.roles import NOT_ADAPTED, NOT_DECAYED, Role, guess_roles
 from recgrad.optim.schedules import Schedule, build_schedule
 from recgrad.optim.schedules.schedule import required_arguments
@@ -197,7 +197,7 @@ def _build_part(
             ]
         )
     part = OptimizerPart(name, optimizer, section.schedule, reference=reference, names=names)
-    _check_momentum(section, part)
+    check_momentum(part, section.config, section.where)
     return part
 
 
@@ -231,24 +231,6 @@ def _group(
         group["params"].append(parameter)
         group["names"].append(name)
     return list(groups.values())
-
-
-def _check_momentum(section: _Section, part: OptimizerPart) -> None:
-    """Refuses a cycle_momentum that was written down where there is no momentum to cycle."""
-    choice = chosen(section.config, "learning_rate")
-    if choice is None or part.cycles_momentum:
-        return
-    name, message = choice
-    written = {field.name: value for field, value in message.ListFields()}
-    if written.get("cycle_momentum"):
-        raise ConfigError(
-            [
-                Problem(
-                    f"{section.where}.{name}.cycle_momentum",
-                    f"{type(part.optimizer).__name__} has no momentum to cycle; leave it out",
-                )
-            ]
-        )
 
 
 def assignment_table(parts: Sequence[OptimizerPart], roles: Mapping[str, Role]) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from google.protobuf.message import Message
 from torch.optim import Optimizer
 
+from recgrad.config.messages import chosen
+from recgrad.errors import ConfigError, Problem
 from recgrad.optim.schedules import Schedule
 
 
@@ -97,7 +100,7 @@ def takes_momentum(optimizer: Optimizer, group: dict[str, Any]) -> bool:
     """
     if averages_weights(optimizer):
         return False
-    value = group.get("momentum", group["betas"][0] if "betas" in group else 0)
+    value = group.get("momentum", group["betas"][0] if "betas" in group else group.get("beta1", 0))
     return bool(value > 0)
 
 
@@ -105,5 +108,27 @@ def set_momentum(group: dict[str, Any], momentum: float) -> None:
     """Sets the group's momentum, or its beta1."""
     if "momentum" in group:
         group["momentum"] = momentum
-    else:
+    elif "betas" in group:
         group["betas"] = (momentum, *group["betas"][1:])
+    else:
+        group["beta1"] = momentum
+
+
+def check_momentum(part: OptimizerPart, config: Message, where: str) -> None:
+    """Refuses a cycle_momentum that was written down where there is no momentum to cycle.
+
+    Args:
+        part: the part built from the message.
+        config: the message with the learning_rate oneof.
+        where: its path in the config, for errors.
+    """
+    choice = chosen(config, "learning_rate")
+    if choice is None or part.cycles_momentum:
+        return
+    name, message = choice
+    written = {field.name: value for field, value in message.ListFields()}
+    if written.get("cycle_momentum"):
+        kind = type(part.optimizer).__name__
+        raise ConfigError(
+            [Problem(f"{where}.{name}.cycle_momentum", f"{kind} has no momentum to cycle; leave it out")]
+        )

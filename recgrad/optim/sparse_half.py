@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from recgrad.config.messages import chosen
 from recgrad.optim.clipping import ClippedSparse
-from recgrad.optim.part import OptimizerPart
+from recgrad.optim.part import OptimizerPart, check_momentum
 from recgrad.optim.schedules import build_schedule
 
 
@@ -48,14 +48,18 @@ def build_sparse_parts(optimizer: Optimizer, config: Message, where: str) -> lis
     """
     message: Any = config
     shared = build_schedule(message, where=where)
-    schedules = {}
-    for i, part in enumerate(message.part_optimizers):
-        own = chosen(part, "learning_rate") is not None
+    schedules, sections = {}, {}
+    for i, section in enumerate(message.part_optimizers):
         place = f"{where}.part_optimizers[{i}]"
-        schedules[part.regex_pattern] = build_schedule(part, where=place) if own else shared
+        sections[section.regex_pattern] = (section, place)
+        has_own = chosen(section, "learning_rate") is not None
+        schedules[section.regex_pattern] = build_schedule(section, where=place) if has_own else shared
     parts = []
     for position, group in enumerate(optimizer.param_groups):
         pattern = group.get("name")
         name = f"sparse.{pattern}" if pattern in schedules else "sparse"
-        parts.append(OptimizerPart(name, optimizer, schedules.get(pattern, shared), groups=[position]))
+        part = OptimizerPart(name, optimizer, schedules.get(pattern, shared), groups=[position])
+        own, place = sections.get(pattern, (message, where))
+        check_momentum(part, own, place)
+        parts.append(part)
     return parts

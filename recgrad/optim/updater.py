@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from recgrad.errors import ConfigError, Problem, RecgradError, nearest
-from recgrad.optim.averaging import EMA, evaluation_weights
+from recgrad.optim.averaging import EMA, evaluation_weights, restored
 from recgrad.optim.clipping import GradientClipping, Reduce, total_norm
 from recgrad.optim.from_config import build_clipping, build_ema, build_scaler, problems_of
 from recgrad.optim.groups import build_dense_optimizers
@@ -240,8 +240,9 @@ class Updater:
         norm = self._clip(gradients) if finite else None
         finite = finite and (norm is None or math.isfinite(norm))
         if finite:
-            for dense in self._dense_optimizers:
-                dense.step()
+            with self._untouched_gradients():
+                for dense in self._dense_optimizers:
+                    dense.step()
             for sparse in self._sparse_optimizers:
                 sparse.step()
         if self.grad_scaler is not None:
@@ -275,6 +276,13 @@ class Updater:
             norm = total_norm(gradients, (), self.grad_clipping.norm_type)
         return norm
 
+    @contextmanager
+    def _untouched_gradients(self) -> Iterator[None]:
+        """Undoes what schedule-free optimizers write into gradients that are to be kept."""
+        params = [p for o in self._averaging for g in o.param_groups for p in g["params"]]
+        with restored([p.grad for p in params if p.grad is not None] if self.keep_gradients else ()):
+            yield
+
     def _zero(self) -> None:
         for dense in self._dense_optimizers:
             dense.zero_grad()
@@ -288,8 +296,11 @@ class Updater:
 
     # The state
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that an exact resume needs, between two updates.
+    def state_dict(self, *, sparse: bool = False) -> dict[str, Any]:
+        """All that an exact resume needs besides the model and its tables, between two updates.
+
+        The state of the tables' rows goes with the tables (`SparseOptimizer.export_state`);
+        with `sparse` it is in here as well, whole.
 
         With averaged weights it holds the weights in training too, so that the model's own
         may be saved inside `averaged()`: what a checkpoint calls the weights are then those
@@ -306,7 +317,7 @@ class Updater:
             "epoch": self.epoch,
             "parts": {part.name: describe_part(part) for part in self.dense},
             "dense": {part.name: part.optimizer.state_dict() for part in self.dense},
-            "sparse": [optimizer.state_dict() for optimizer in self._sparse_optimizers],
+            "sparse": [optimizer.state_dict() for optimizer in self._sparse_optimizers] if sparse else [],
             "schedules": {part.name: part.schedule.state_dict() for part in self.parts},
             "grad_scaler": None if self.grad_scaler is None else self.grad_scaler.state_dict(),
             "ema": None if self.ema is None else self.ema.state_dict(),
