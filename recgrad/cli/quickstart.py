@@ -13,7 +13,7 @@ class Quickstart(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--out", metavar="DIR", default="quickstart", help="(default: %(default)s)")
-        parser.add_argument("--rows", type=int, default=600_000, help="training rows (default: %(default)s)")
+        parser.add_argument("--rows", type=int, default=800_000, help="training rows (default: %(default)s)")
         parser.add_argument("--num-threads", type=int, metavar="N", help="(default: all cores)")
 
     def run(self, args: argparse.Namespace) -> int:

@@ -47,10 +47,10 @@ NUM_USERS = 50_000
 LABELS = ("label", "conversion", "long_view")
 BLOCK_ROWS = 65_536
 
-ZIPF_EXPONENT = 1.3
-HEAD_IDS = 48  # ids of higher rank have no effect: nobody could learn it
+ZIPF_EXPONENT = 1.6
+HEAD_IDS = 10  # ids of higher rank have no effect: nobody could learn it
 LATENT_DIM = 4
-INTERACTING = (0, 1, 3, 4, 6, 8, 15, 22)
+INTERACTING = (1, 3, 6, 15, 22)
 NULL_CATEGORIES = {5: 0.08, 9: 0.02, 17: 0.15}
 NULL_NUMERICS = {2: 0.1, 7: 0.25}
 ITEM_TYPES = 8
@@ -76,7 +76,7 @@ class PlantedModel:
         rng = np.random.default_rng([seed, 0])
         self.numeric_weights = rng.normal(0, 0.25, NUM_NUMERIC)
         self.id_weights = [rng.normal(0, 0.22, min(HEAD_IDS, size)) for size in CATEGORY_SIZES]
-        self.id_vectors = [rng.normal(0, 0.45, (min(HEAD_IDS, size), LATENT_DIM)) for size in CATEGORY_SIZES]
+        self.id_vectors = [rng.normal(0, 0.55, (min(HEAD_IDS, size), LATENT_DIM)) for size in CATEGORY_SIZES]
         self.user_ranks = np.stack(
             [_zipf_ranks(rng, CATEGORY_SIZES[c], NUM_USERS) for c in USER_CATEGORIES], axis=1
         )
@@ -132,7 +132,9 @@ def write_synth(
         positive_rate={name: float(columns[name].mean()) for name in LABELS},
     )
     (folder / "synth.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
-    (folder / "deepfm.config").write_text(deepfm_config(folder, file_format, NUM_NUMERIC, CATEGORY_SIZES))
+    (folder / "deepfm.config").write_text(
+        deepfm_config(folder, file_format, rows, NUM_NUMERIC, CATEGORY_SIZES)
+    )
     return report
 
 

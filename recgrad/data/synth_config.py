@@ -13,22 +13,22 @@ eval_input_path: "{folder}/eval.{suffix}"
 model_dir: "{folder}/model"
 train_config {{
   sparse_optimizer {{
-    adagrad_optimizer {{ lr: 0.02 initial_accumulator_value: 0.01 }}
-    constant_learning_rate {{}}
+    adam_optimizer {{ lr: 0.02 }}
+    linear_decay_learning_rate {{ decay_size: {steps} }}
   }}
   dense_optimizer {{
-    adam_optimizer {{ lr: 0.001 }}
-    constant_learning_rate {{}}
+    adam_optimizer {{ lr: 0.003 }}
+    linear_decay_learning_rate {{ decay_size: {steps} }}
   }}
   num_epochs: 1
   save_checkpoints_epochs: 1
-  log_step_count_steps: 20
+  log_step_count_steps: 50
 }}
 eval_config {{}}
 data_config {{
   dataset_type: {dataset_type}
   fg_mode: FG_NONE
-  batch_size: 2048
+  batch_size: {batch_size}
   eval_batch_size: 8192
   num_workers: 2
   shuffle: true
@@ -51,10 +51,13 @@ TAIL = """\
 """
 
 DATASET_TYPES = {"parquet": "ParquetDataset", "csv": "CsvDataset"}
-EMBEDDING_DIM = 16
+EMBEDDING_DIM = 8
+BATCH_SIZE = 1024
 
 
-def deepfm_config(folder: Path, suffix: str, num_numeric: int, category_sizes: Sequence[int]) -> str:
+def deepfm_config(
+    folder: Path, suffix: str, rows: int, num_numeric: int, category_sizes: Sequence[int]
+) -> str:
     """The config as text, with every column of the data as a feature."""
     numerics = [f"int_{i}" for i in range(num_numeric)]
     categories = [f"cat_{i}" for i in range(len(category_sizes))]
@@ -62,6 +65,8 @@ def deepfm_config(folder: Path, suffix: str, num_numeric: int, category_sizes: S
         folder=folder.as_posix(),
         suffix=suffix,
         dataset_type=DATASET_TYPES[suffix],
+        batch_size=BATCH_SIZE,
+        steps=-(-rows // BATCH_SIZE),
         csv="\n  with_header: true" if suffix == "csv" else "",
     )
     features = [
