@@ -138,11 +138,11 @@ def test_in_normal_mode_a_feature_side_is_a_column() -> None:
             "features read each other in a circle: a → b → a",
         ),
         (
-            [ids("a", expression="feature:s"), 'sequence_id_feature { feature_name: "s" expression: "user:s" num_buckets: 9 embedding_dim: 4 }'],
+            [ids("a", expression="feature:s"), "sequence_" + ids("s")],
             "input 's' is a sequence; use the sequence_ kind",
         ),
     ],
-)  # fmt: skip
+)
 def test_features_that_cannot_be_linked_are_refused(texts, message) -> None:
     with pytest.raises(ConfigError) as error:
         encoder(*texts, mode="FG_DAG")

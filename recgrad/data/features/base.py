@@ -135,7 +135,7 @@ class Feature:
         """The ids or floats of a batch; bad rows are noted in `faults`."""
         try:
             if self.setting.sequence is None:
-                inputs = [self._read(frame, source, i == 0) for i, source in enumerate(self.inputs)]
+                inputs = [self._read(frame, source) for source in self.inputs]
                 return self._finish(inputs, Scope(faults, self.name, None))
             return self._encode_sequence(frame, faults)
         except ColumnTypeError as error:
@@ -151,11 +151,11 @@ class Feature:
             bags = weighed(bags, scope, self.inputs[0].name)
         return self.output(bags, scope.report(bags, self.inputs[0].name))
 
-    def _read(self, frame: Frame, source: Input, first: bool) -> Any:
+    def _read(self, frame: Frame, source: Input) -> Any:
         if source.source == "feature":
             bags = frame.results[source.name].bags()
             return Pairs.of(bags) if source.pairs else bags
-        array = frame.array(source, first and self.spec.use_mask)
+        array = frame.array(source, self.spec.use_mask)
         if source.pairs:
             return Pairs(*read_pairs(array, source.separator or "\x1d"))
         return read_bags(array, source.separator)
@@ -164,11 +164,11 @@ class Feature:
         assert self.setting.sequence is not None
         read: list[Any] = []
         row_offsets: Ints | None = None
-        for i, source in enumerate(self.inputs):
+        for source in self.inputs:
             if not source.sequence:
-                read.append(self._read(frame, source, i == 0))
+                read.append(self._read(frame, source))
                 continue
-            bags, offsets = self._read_positions(frame, source, i == 0)
+            bags, offsets = self._read_positions(frame, source)
             read.append(Pairs.of(bags) if source.pairs else bags)
             if row_offsets is None:
                 row_offsets = offsets
@@ -198,13 +198,13 @@ class Feature:
             return Sparse(np.empty(0, np.int64), None, row_offsets=offsets)
         return Dense(np.empty((0, self.spec.value_dim), np.float32), row_offsets=offsets)
 
-    def _read_positions(self, frame: Frame, source: Input, first: bool) -> tuple[Bags, Ints]:
+    def _read_positions(self, frame: Frame, source: Input) -> tuple[Bags, Ints]:
         assert self.setting.sequence is not None
         if source.source == "feature":
             result = frame.results[source.name]
             assert result.row_offsets is not None
             return result.bags(), result.row_offsets
-        array = frame.array(source, first and self.spec.use_mask)
+        array = frame.array(source, self.spec.use_mask)
         bags, offsets = read_positions(array, self.setting.sequence.delimiter, source.separator)
         longest = self.setting.sequence.length
         lengths = np.diff(offsets)

@@ -20,7 +20,13 @@ from recgrad.data.hashing import Ints
 Values = Ints | Floats | Text
 
 _LISTS = (pa.lib.Type_LIST, pa.lib.Type_LARGE_LIST, pa.lib.Type_FIXED_SIZE_LIST)
-_STRINGS = (pa.lib.Type_STRING, pa.lib.Type_LARGE_STRING, pa.lib.Type_STRING_VIEW)
+_STRINGS = (
+    pa.lib.Type_STRING,
+    pa.lib.Type_LARGE_STRING,
+    pa.lib.Type_STRING_VIEW,
+    pa.lib.Type_BINARY,
+    pa.lib.Type_LARGE_BINARY,
+)
 _PLAIN = {
     pa.lib.Type_INT64: np.int64,
     pa.lib.Type_INT32: np.int32,

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from recgrad.data.faults import Faults
 from recgrad.data.features.buckets import Report
@@ -85,8 +84,9 @@ class Frame:
         except KeyError:
             has = ", ".join(sorted(self.columns))
             raise DataError(f"data: column '{source.name}' is missing (has: {has})") from None
-        if masked and self.mask is not None and array.type.id != pa.lib.Type_MAP:
-            array = pc.if_else(pa.array(self.mask), pa.scalar(None, array.type), array)
+        if masked and self.mask is not None:
+            # take, and not if_else, since that cannot do maps
+            array = array.take(pa.array(np.arange(self.size), mask=np.asarray(self.mask)))
         return array
 
 

@@ -22,6 +22,7 @@ from recgrad.data.hashing import Bytes, Ints, string_spans
 Floats = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 
+_SPANS = (pa.lib.Type_STRING, pa.lib.Type_LARGE_STRING, pa.lib.Type_BINARY, pa.lib.Type_LARGE_BINARY)
 _NOTHING = np.frombuffer(b"", np.uint8)
 
 
@@ -57,10 +58,10 @@ class Text:
 
     @staticmethod
     def of(array: pa.Array) -> Text:
-        """The values of a string, large_string or dictionary array; nulls are empty."""
+        """The values of a string, binary or dictionary array; nulls are empty."""
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
-        if array.type.id not in (pa.lib.Type_STRING, pa.lib.Type_LARGE_STRING):
+        if array.type.id not in _SPANS:
             array = array.cast(pa.large_string())
         return Text(*string_spans(array), ordered=True)
 

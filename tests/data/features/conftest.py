@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -37,13 +38,13 @@ class Result:
         part = self.encoded.sparse[name or self.features[0].spec.name]
         offsets = part.offsets.tolist()
         values = part.values.tolist()
-        return [values[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+        return [values[a:b] for a, b in pairwise(offsets)]
 
     def weights(self) -> list[list[float]]:
         """The weights of each row."""
         part = self.encoded.sparse[self.features[0].spec.name]
         offsets, weights = part.offsets.tolist(), part.weights.tolist()
-        return [weights[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+        return [weights[a:b] for a, b in pairwise(offsets)]
 
     def floats(self, name: str | None = None) -> list[list[float]]:
         """The vector of each row."""
@@ -54,7 +55,7 @@ class Result:
         name = name or self.features[0].spec.name
         part = self.encoded.sequence_sparse[name]
         offsets, values = part.offsets.tolist(), part.values.tolist()
-        bags = iter([values[a:b] for a, b in zip(offsets, offsets[1:], strict=False)])
+        bags = iter([values[a:b] for a, b in pairwise(offsets)])
         rows = [[next(bags) for _ in range(n)] for n in self.encoded.sequence_lengths[name].tolist()]
         assert next(bags, None) is None
         return rows
@@ -111,6 +112,8 @@ def forms() -> Callable[[list[list[str] | None], str], dict[str, pa.Array]]:
         return {
             "string": pa.array(texts, pa.string()),
             "sliced string": pa.array([*junk, *texts, "junk"], pa.string()).slice(2, len(texts)),
+            "binary": pa.array([*junk, *texts], pa.string()).cast(pa.binary()).slice(2),
+            "string_view": pa.array([*junk, *texts], pa.string_view()).slice(2),
             "large_string": pa.array([*junk, *texts], pa.large_string()).slice(2),
             "dictionary": pa.array([*junk, *texts], pa.string()).dictionary_encode().slice(2),
             "list": lists.slice(2),

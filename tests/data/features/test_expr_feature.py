@@ -14,7 +14,7 @@ def config(expression: str, body: str = "", variables: str = '"user:a", "item:b"
     return f'expr_feature {{ feature_name: "f" expression: "{expression}" variables: [{variables}] {body} }}'
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rows=st.lists(st.tuples(st.none() | numbers, st.none() | numbers), max_size=8))
 @pytest.mark.parametrize(
     ("expression", "formula"),

@@ -186,7 +186,7 @@ def test_vectors_that_do_not_fit_are_named() -> None:
     ],
 )
 def test_nonsense_is_refused(source, message) -> None:
-    with pytest.raises(ValueError, match=".*") as error:
+    with pytest.raises(ValueError, match=r"\w") as error:
         compile_expression(source)
     assert message in str(error.value)
 

@@ -25,7 +25,7 @@ def reference(cell: list[Any] | None, number: Any, default: list[int], value_dim
     return ids[:value_dim] if value_dim else ids
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cells=cells, default=st.sampled_from(["", "zz"]), value_dim=st.sampled_from([0, 1, 2]))
 def test_hashing_is_the_same_in_every_form(encode, bucket, forms, cells, default, value_dim) -> None:
     text = config(f'hash_bucket_size: 1000 separator: "|" default_value: "{default}" value_dim: {value_dim}')
@@ -89,7 +89,7 @@ def test_columns_of_nulls_take_the_default(encode, array) -> None:
     assert encode(config('num_buckets: 9 default_value: "4"'), {"c": array}).ids() == [[4]] * 3
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     cells=st.lists(
         st.none() | st.lists(st.sampled_from(["a", "b", "日本", "", "x", "aa"]), max_size=3), max_size=8
@@ -231,6 +231,14 @@ def test_masked_rows_count_as_missing(encode) -> None:
     result = encode(texts, {"c": [1, 2, 3]}, mask=[True, False, True])
     assert result.ids() == [[9], [2], [9]]
     assert result.ids("g") == [[1], [2], [3]]
+
+
+def test_maps_are_masked_too(encode) -> None:
+    weights = pa.array([[(1, 2.0)], [(3, 4.0)]], pa.map_(pa.int64(), pa.float32()))
+    result = encode(
+        config("num_buckets: 9 weighted: true use_mask: true"), {"c": weights}, mask=[True, False]
+    )
+    assert result.ids() == [[], [3]]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def found(m, k) -> list[int]:
     return [known[key] for key in k or [] if key in known]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rows=st.lists(st.tuples(maps, asked), max_size=8))
 @pytest.mark.parametrize("combiner", ["sum", "mean", "min", "max"])
 def test_numbers_are_combined(encode, rows, combiner) -> None:

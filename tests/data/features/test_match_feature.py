@@ -22,7 +22,7 @@ def text_of(m) -> str | None:
     return None if m is None else "|".join(f"{p}^" + ",".join(f"{s}:{v}" for s, v in items) for p, items in m)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rows=st.lists(st.tuples(nested, asked, asked), max_size=8))
 @pytest.mark.parametrize("wild", ["", "p", "s", "ps"])
 def test_matches(encode, bucket, rows, wild) -> None:

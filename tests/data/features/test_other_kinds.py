@@ -19,7 +19,7 @@ def items(cell) -> list[str] | None:
     return None if cell is None else [k if v is None else f"{k}:{v}" for k, v in cell.items()]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rows=st.lists(st.tuples(vector, vector), max_size=8))
 def test_dot_products_of_key_values(encode, rows) -> None:
     def dot(q, d) -> float:
@@ -66,7 +66,7 @@ def combined(body: str) -> str:
     return f'combine_feature {{ feature_name: "f" expression: "user:c" separator: "|" {body} }}'
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     cells=st.lists(st.none() | st.lists(st.sampled_from(["a", "b", "ц", "", "?"]), max_size=4), max_size=8)
 )

@@ -58,7 +58,7 @@ def config(method: str, body: str = "") -> str:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rows=st.lists(st.tuples(st.none() | words, st.none() | words), max_size=8))
 @pytest.mark.parametrize("method", REFERENCE)
 def test_measures(encode, forms, rows, method) -> None:

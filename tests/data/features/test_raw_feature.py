@@ -24,7 +24,7 @@ def single(x: float) -> float:
     return struct.unpack("f", struct.pack("f", x))[0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cells=st.lists(st.none() | numbers, max_size=12), default=st.sampled_from(["0", "-2.5"]))
 def test_numbers_in_every_form(encode, cells, default) -> None:
     want = [[single(float(default) if x is None else x)] for x in cells]
@@ -82,7 +82,7 @@ def test_dense_features_lie_side_by_side(encode) -> None:
     assert (result.encoded.dense.keys, result.encoded.dense.dims) == (("f", "g"), (1, 2))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cells=st.lists(st.none() | numbers, max_size=10))
 @pytest.mark.parametrize(
     ("normalizer", "formula"),
@@ -104,7 +104,7 @@ def test_normalizers_apply_to_values_but_not_to_defaults(encode, cells, normaliz
     np.testing.assert_allclose(np.array(got).reshape(-1), np.array(want).reshape(-1), rtol=1.2e-7, atol=1e-30)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cells=st.lists(st.none() | st.sampled_from([0.1, 0.3, 0.7, 0.69, 0.71, -5.0, 1e9]), max_size=10))
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64(), pa.string()])
 def test_boundaries_count_edges_that_are_not_above(encode, cells, kind) -> None:
