@@ -214,6 +214,11 @@ def test_encoded_group_members_are_read_by_name(encode) -> None:
     assert result.sequence_floats("click__price") == [[[0.5], [1.5]], []]
 
 
+CROSS_OF_ROWS = """sequence_combo_feature {
+  feature_name: "f" expression: ["user:a", "user:b"] hash_bucket_size: 9
+}"""
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -227,7 +232,7 @@ def test_encoded_group_members_are_read_by_name(encode) -> None:
             "must have features",
         ),
         (
-            'sequence_combo_feature { feature_name: "f" expression: "user:a" expression: "b" hash_bucket_size: 9 }',
+            CROSS_OF_ROWS,
             "must have a sequence among its inputs",
         ),
         (ids_config('num_buckets: 9 sequence_delim: ""'), "sequence_delim must not be empty"),
