@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -60,14 +62,13 @@ def _convert(column: pa.ChunkedArray, name: str, kind: pa.DataType) -> tuple[pa.
     """The column as `kind`; what cannot be converted is null and named."""
     values = column.combine_chunks().dictionary_encode()
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    known: list[object] = []
-    wrong: dict[int, str] = {}
-    for code, raw in enumerate(values.dictionary.to_pylist()):
-        try:
-            known.append(_parse(raw, kind))
-        except (UnicodeDecodeError, pa.ArrowInvalid):
-            known.append(None)
-            wrong[code] = raw.decode("utf-8", "backslashreplace")
+    texts = values.dictionary.to_pylist()
+    known = _decode(texts) if pa.types.is_string(kind) else _parse(texts, kind)
+    wrong = {
+        code: raw.decode("utf-8", "backslashreplace")
+        for code, (raw, value) in enumerate(zip(texts, known, strict=True))
+        if value is None and raw.decode("utf-8", "replace") not in NULL_TEXTS
+    }
     array = pa.array(known, kind).take(values.indices)
     if not wrong:
         return array, []
@@ -81,19 +82,44 @@ def _convert(column: pa.ChunkedArray, name: str, kind: pa.DataType) -> tuple[pa.
     ]
 
 
-def _parse(raw: bytes | None, kind: pa.DataType) -> object:
-    """One field as pyarrow's own CSV converter reads it."""
-    if raw is None:
-        return None
-    text = raw.decode("utf-8")
-    if pa.types.is_string(kind):
-        return text
-    if text in NULL_TEXTS:
-        return None
+def _decode(texts: list[bytes]) -> list[str | None]:
+    """Texts, None where bytes are no UTF-8."""
+    decoded: list[str | None] = []
+    for raw in texts:
+        try:
+            decoded.append(raw.decode("utf-8"))
+        except UnicodeDecodeError:
+            decoded.append(None)
+    return decoded
+
+
+def _parse(texts: list[bytes], kind: pa.DataType) -> list[Any]:
+    """Fields as pyarrow's own CSV converter reads them, None where it cannot.
+
+    All are tried at once, then by halves, so that a few bad ones among many are found quickly.
+    """
+    if not texts:
+        return []
+    if len(texts) > 1 or b"\n" not in texts[0]:
+        try:
+            return _parse_all(texts, kind)
+        except pa.ArrowInvalid:
+            pass
+    if len(texts) == 1:
+        return [None]
+    middle = len(texts) // 2
+    return _parse(texts[:middle], kind) + _parse(texts[middle:], kind)
+
+
+def _parse_all(texts: list[bytes], kind: pa.DataType) -> list[Any]:
+    lines = b"".join(text + b"\n" for text in texts)
     table = pa.csv.read_csv(
-        pa.BufferReader(raw + b"\n"),
+        pa.BufferReader(lines),
         read_options=pa.csv.ReadOptions(use_threads=False, column_names=["value"]),
-        parse_options=pa.csv.ParseOptions(delimiter="\x00", quote_char=False, ignore_empty_lines=False),
+        parse_options=pa.csv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False),
         convert_options=pa.csv.ConvertOptions(column_types={"value": kind}, null_values=NULL_TEXTS),
     )
-    return table.column(0)[0].as_py()
+    if table.num_rows != len(texts):
+        raise pa.ArrowInvalid("a value holds a line end")
+    values: list[Any] = table.column(0).to_pylist()
+    return values

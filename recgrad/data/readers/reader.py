@@ -18,7 +18,7 @@ from recgrad.errors import DataError, nearest
 from recgrad.registry import Registry
 
 BLOCK_ROWS = 65536
-"""Most rows that a reader hands over at once; bounds memory when fragments are large."""
+"""About the most rows that a reader hands over at once; bounds memory when fragments are large."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, fragment: Fragment, columns: Sequence[str]) -> Iterator[Block]:
-        """The rows of a fragment, in order, in blocks of at most BLOCK_ROWS rows.
+        """The rows of a fragment, in order, in blocks of about BLOCK_ROWS rows at most.
 
         Raises:
             DataError: the file cannot be read.
