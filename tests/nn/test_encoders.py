@@ -10,7 +10,7 @@ from recgrad.nn.encoders.base import ENCODERS, build_encoder
 from recgrad.nn.jagged import Segments, pad
 
 LENGTHS = [3, 0, 5, 1]
-ATTENTION = {"hidden_units": [6, 4]}
+ATTENTION = {"hidden_units": [6, 4], "activation": "nn.Tanh"}  # nothing is cut off, as ReLU would
 PARAMS = {
     "din_encoder": {"attn_mlp": ATTENTION},
     "simple_attention": {},

@@ -1,0 +1,336 @@
+"""From a config to a model: tasks, classes, options, refusals, parameter counts."""
+
+from __future__ import annotations
+
+import logging
+import re
+from itertools import pairwise
+
+import pytest
+import torch
+from google.protobuf import text_format
+
+from recgrad.config.proto.model_pb2 import ModelConfig
+from recgrad.errors import ConfigError, RecgradError
+from recgrad.losses import build_loss
+
+
+def chain(*widths):
+    """Weights and biases of linear layers one after another."""
+    return sum(a * b + b for a, b in pairwise(widths))
+
+
+MASK = 30 + 2 * (chain(15, 15, 15) + chain(15, 6) + 12) + chain(12, 5)
+TOWERS = chain(5, 5, 1) + chain(5, 1)
+COUNTS = {
+    "wide_and_deep": chain(15, 8, 5) + chain(6, 5, 1),
+    "deepfm": chain(15, 8, 5, 1),
+    "dlrm": chain(3, 4) + chain(6 + 16, 5, 1),
+    "dcn_v1": 2 * 30 + chain(15, 8, 5) + chain(20, 5, 1),
+    "dcn_v2": chain(15, 7) + 2 * (21 + 21 + 7) + chain(15, 8, 5) + chain(12, 5, 1),
+    "xdeepfm": chain(9, 4) + chain(12, 3) + chain(9, 2) + chain(15, 8, 5) + chain(14, 5, 1),
+    "mask_net": MASK + chain(5, 1),
+    "wukong": chain(3, 4)
+    + (8 + 8 + 16 + chain(8, 5, 8) + 8)
+    + (4 + 8 + 16 + chain(8, 5, 8) + 8 + 12)
+    + chain(12, 5, 1),
+    "multi_tower": chain(5, 8, 5) + chain(8, 5) + chain(10, 5, 1),
+    "multi_tower_din": chain(5, 8, 5) + chain(20, 8, 5) + 5 + chain(10, 5, 1),
+    "simple_multi_task": chain(15, 5, 1) + chain(15, 1),
+    "mmoe": 3 * chain(15, 8, 5) + 2 * chain(15, 5, 3) + TOWERS,
+    "ple": 4 * chain(15, 8, 5) + chain(15, 5) + 2 * chain(15, 3) + chain(15, 5)
+    + 4 * chain(5, 5) + 2 * chain(5, 3) + TOWERS,
+    "dbmtl": MASK + chain(5, 8, 5) + 2 * chain(5, 5) + 2 * chain(5, 2)
+    + chain(5, 5) + chain(10, 5, 1) + chain(5, 5, 1),
+    "pepnet": chain(19, 3, 15) + 2 * (chain(15, 6, 5) + chain(19, 6, 6) + chain(19, 5, 5)) + TOWERS,
+    "dssm": chain(5, 8, 5, 4) + chain(8, 5, 4),
+    "dssm_v2": chain(5, 8, 5, 4) + chain(8, 5, 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(COUNTS))
+def test_parameter_counts(name, build):
+    model = build(name)
+    assert sum(p.numel() for _, p in model.dense_named_parameters()) == COUNTS[name]
+
+
+def test_every_model_is_counted():
+    from recgrad.models.base import MODELS
+
+    assert set(COUNTS) == set(MODELS)
+
+
+# --- tasks ---
+
+
+def test_a_single_task_takes_the_first_label(build):
+    (task,) = build("deepfm").tasks
+    assert (task.name, task.label_name, task.logits, task.suffix) == ("", "click", "logits", "")
+    assert task.losses[0].WhichOneof("loss") == "binary_cross_entropy"
+    assert task.metrics[0].WhichOneof("metric") == "auc"
+
+
+def test_task_towers_become_tasks(build, config_of):
+    config = config_of("mmoe")
+    tower = config.mmoe.task_towers[1]
+    tower.weight = 0.5
+    tower.sample_weight_name = "w"
+    tower.task_space_indicator_label = "click"
+    tower.in_task_space_weight = 2
+    tower.out_task_space_weight = 0.1
+    tower.pareto_min_loss_weight = 0.2
+    config.use_pareto_loss_weight = True
+    model = build(config)
+    ctr, cvr = model.tasks
+    assert (ctr.name, ctr.label_name, ctr.logits, ctr.weight) == ("ctr", "click", "logits_ctr", 1)
+    assert ctr.sample_weight_name is None
+    assert (cvr.weight, cvr.sample_weight_name, cvr.task_space_indicator_label) == (0.5, "w", "click")
+    assert (cvr.in_task_space_weight, cvr.out_task_space_weight) == (2, 0.1)
+    assert cvr.pareto_min_loss_weight == 0.2
+    assert model.use_pareto_loss_weight
+    assert not build("mmoe").use_pareto_loss_weight
+
+
+def test_shared_parameters_are_those_outside_the_towers(build):
+    model = build("mmoe")
+    shared = {name for name, _ in model.shared_named_parameters()}
+    assert {name.split(".")[0] for name in shared} == {"mixture"}
+    towers = {name for name, _ in model.dense_named_parameters()} - shared
+    assert {name.split(".")[0] for name in towers} == {"towers"}
+
+
+# --- classes ---
+
+
+def single(name, loss, num_class, config_of):
+    config = config_of(name)
+    del config.losses[:]
+    text_format.Parse(f"losses {{ {loss} }}", scratch := ModelConfig())
+    config.losses.extend(scratch.losses)
+    config.num_class = num_class
+    return config
+
+
+SINGLE = [
+    "wide_and_deep", "deepfm", "dlrm", "dcn_v1", "dcn_v2", "xdeepfm", "mask_net", "wukong",
+    "multi_tower", "multi_tower_din",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_several_classes(name, build, batch, config_of):
+    model = build(single(name, "softmax_cross_entropy {}", 3, config_of))
+    logits = model(batch)["logits"]
+    assert logits.shape == (6, 3)
+    loss = build_loss(model.tasks[0].losses[0])
+    loss(logits, torch.tensor([0, 1, 2, 0, 1, 2])).backward()
+    # A part that all classes share cancels in the softmax: its parameters would get (almost) nothing.
+    for key, parameter in model.named_parameters():
+        assert parameter.grad.abs().max() > 1e-8, key
+
+
+def test_jrc_has_two_logits(build, batch, config_of):
+    model = build(single("deepfm", 'jrc_loss { session_name: "user" }', 1, config_of))
+    assert model.tasks[0].num_logits == 2
+    assert model(batch)["logits"].shape == (6, 2)
+
+
+def test_classes_of_a_tower(build, batch, config_of):
+    config = config_of("pepnet")
+    tower = config.pepnet.task_towers[1]
+    tower.num_class = 4
+    tower.losses[0].softmax_cross_entropy.SetInParent()
+    outputs = build(config)(batch)
+    assert outputs["logits_ctr"].shape == (6,)
+    assert outputs["logits_cvr"].shape == (6, 4)
+
+
+# --- options ---
+
+
+def test_variational_dropout(build, batch, config_of):
+    config = config_of("deepfm")
+    config.variational_dropout.regularization_lambda = 0.6
+    model = build(config)
+    assert set(model.variational) == {"wide", "fm", "deep"}
+    outputs = model(batch)
+    p = [torch.sigmoid(dropout.theta) for dropout in model.variational.values()]
+    expected = sum(0.6 / 6 * (1 - value).sum() for value in p)
+    torch.testing.assert_close(outputs["regularization"], expected)
+    model.eval()
+    keep = 1 - torch.sigmoid(model.variational["deep"].theta)
+    inputs = model.groups(model.groups.gather(batch, model.engine))
+    kept, _ = model.dropped(dict(inputs))
+    widths = torch.tensor(list(model.groups.widths("deep").values()))
+    torch.testing.assert_close(kept["deep"], inputs["deep"] * keep.repeat_interleave(widths))
+
+
+def test_variational_dropout_of_columns(build, config_of):
+    config = config_of("deepfm")
+    config.variational_dropout.embedding_wise_variational_dropout = True
+    model = build(config)
+    assert model.variational["deep"].theta.numel() == model.groups.dim("deep")
+
+
+def test_domains_of_pepnet(build, batch, config_of):
+    config = config_of("pepnet")
+    config.pepnet.domain_input_name = "buy"
+    config.pepnet.task_domain_num = 2
+    model = build(config)
+    outputs = model(batch)
+    for task in ("ctr", "cvr"):
+        every = torch.stack([outputs[f"logits_{task}_0"], outputs[f"logits_{task}_1"]], dim=1)
+        own = every[torch.arange(6), batch.labels["buy"].long()]
+        assert torch.equal(outputs[f"logits_{task}"], own)
+    without = type(batch)(**{**vars(batch), "labels": {}})
+    assert set(model(without)) == {f"logits_{t}_{i}" for t in ("ctr", "cvr") for i in (0, 1)}
+    config.pepnet.task_domain_num = 1
+    with pytest.raises(RecgradError, match="domains go from 0 to 0"):
+        build(config)(batch)
+
+
+@pytest.mark.parametrize("group", ["domain", "uia"])
+def test_pepnet_without_a_gate(group, build, batch, config_of):
+    config = config_of("pepnet")
+    kept = [g for g in config.feature_groups if g.group_name != group]
+    del config.feature_groups[:]
+    config.feature_groups.extend(kept)
+    if group == "domain":
+        config.pepnet.ClearField("epnet_hidden_unit")
+    else:
+        config.pepnet.ClearField("ppnet_hidden_units")
+    assert set(build(config)(batch)) == {"logits_ctr", "logits_cvr"}
+
+
+def test_a_model_of_ones_own(build, batch, monkeypatch):
+    monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
+    config = text_format.Parse(
+        'feature_groups { group_name: "all" feature_names: ["a", "x"] group_type: DEEP }'
+        'custom_model { class_path: "own_model.TwoLayers" params { fields { key: "hidden" '
+        "value { number_value: 7 } } } } losses { binary_cross_entropy {} }",
+        ModelConfig(),
+    )
+    model = build(config)
+    assert model(batch)["logits"].shape == (6,)
+    assert sum(p.numel() for _, p in model.dense_named_parameters()) == chain(5, 7, 1)
+    config.custom_model.class_path = "own_model.NotAModel"
+    with pytest.raises(ConfigError, match=r"not a subclass of recgrad\.models\.base\.Model"):
+        build(config)
+    config.custom_model.class_path = "own_model.TwoLayer"
+    with pytest.raises(RecgradError, match="did you mean 'TwoLayers'"):
+        build(config)
+
+
+# --- refusals ---
+
+
+MORE = "feature_groups { group_name: 'more' feature_names: 'a' group_type: DEEP }"
+REFUSED = """
+deepfm          | MORE | does not use more
+dcn_v1          | MORE | takes one DEEP group
+deepfm          | num_class: 3 | binary_cross_entropy needs 1, got 3
+deepfm          | losses { softmax_cross_entropy {} } | needs at least 2, got 1
+deepfm          | losses { jrc_loss { session_name: 's' } } | different numbers of logits
+deepfm          | kernel: TRITON | TRITON kernels
+deepfm          | use_pareto_loss_weight: true | at least two tasks
+deepfm          | deepfm { deep { use_bn: true use_ln: true } } | model_config.deepfm: use_bn and use_ln
+mmoe            | num_class: 2 | has it in its task_towers
+mmoe            | losses { binary_cross_entropy {} } | has them in its task_towers
+mmoe            | metrics { auc {} } | has them in its task_towers
+mmoe            | mmoe { num_expert: 0 } | at least 1 expert
+mmoe            | mmoe { TOWER 'ctr' label_name: 'l' } } | two task_towers are called 'ctr'
+mmoe            | mmoe { TOWER 'x' label_name: 'l' num_class: 2 losses { l2_loss {} } } } | l2_loss needs 1
+dlrm            | dlrm { dense_mlp { hidden_units: 3 } } | end as wide as an embedding
+dssm            | dssm { temperature: 0 } | temperature must be above 0
+ple             | ple { extraction_networks { network_name: 'l1' EXPERTS } } | 'l1' twice
+dbmtl           | dbmtl { TOWER 'x' label_name: 'l' relation_tower_names: 'ctr' } } | need a relation_mlp
+dbmtl           | dbmtl { TOWER 'x' label_name: 'l' RELATION 'y' } } | must be towers, got 'y'
+dbmtl           | dbmtl { TOWER 'x' label_name: 'l' RELATION 'x' } } | circle
+dbmtl           | dbmtl { TOWER 'x' losses { l2_loss {} } } } | label_name: missing
+pepnet          | pepnet { task_domain_num: 3 } | needs a domain_input_name
+mask_net        | mask_net { MODULE { mask_block { aggregation_dim: 3 reduction_ratio: 0.5 } } } | exclude each
+multi_tower     | multi_tower { towers { input: 'user' } } | 'user' twice
+multi_tower     | multi_tower { towers { input: 'usr' } } | group 'usr' does not exist
+multi_tower_din | multi_tower_din { towers { input: 'hist' } } | is a sequence group
+xdeepfm         | xdeepfm { wide_init_fn: 'nn.init.nothing_' } | nothing_
+"""
+SHORT = {
+    "MORE": MORE,
+    "TOWER": "task_towers { tower_name:",
+    "EXPERTS": "expert_num_per_task: 1 task_expert_net { hidden_units: 5 }",
+    "RELATION": "relation_mlp { hidden_units: 2 } relation_tower_names:",
+    "MODULE": "mask_net_module",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.strip().splitlines())
+def test_refused_configs(case, config_of, build):
+    """A small config with one thing added (model | addition | words of the error)."""
+    name, text, message = (part.strip() for part in case.split("|"))
+    for word, meaning in SHORT.items():
+        text = text.replace(word, meaning)
+    config = config_of(name)
+    text_format.Merge(text, config)
+    with pytest.raises(RecgradError, match=re.escape(message)):
+        build(config, engine=None)
+
+
+def test_no_model_and_unavailable_models(build):
+    with pytest.raises(ConfigError, match="no model is set"):
+        build(ModelConfig())
+    config = text_format.Parse("tdm { multiwindow_din { attn_mlp {} } final {} }", ModelConfig())
+    with pytest.raises(ConfigError, match=r"model_config\.tdm: not available; choose one of dbmtl"):
+        build(config)
+
+
+def test_no_groups_and_no_towers(build, config_of):
+    config = config_of("deepfm")
+    del config.feature_groups[:]
+    with pytest.raises(ConfigError, match="feature_groups: empty"):
+        build(config)
+    config = config_of("ple")
+    del config.ple.task_towers[:]
+    with pytest.raises(ConfigError, match="task_towers: empty"):
+        build(config)
+
+
+# --- compile ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["multi_tower_din", "dssm"])
+def test_compiled_equals_eager(name, build, batch_of, features, config_of):
+    config = config_of(name)
+    eager = build(config, double=False)
+    config.compile = True
+    compiled = build(config, double=False)
+    assert compiled._dense_half != compiled.dense_half
+    for rows in (5, 8, 9):
+        batch = batch_of(features, rows, seed=rows, labels=("click", "buy"))
+        ours, theirs = compiled(batch), eager(batch)
+        for key in theirs:
+            torch.testing.assert_close(ours[key], theirs[key], rtol=1e-4, atol=1e-5)
+        for outputs in (ours, theirs):
+            sum(value.square().sum() for value in outputs.values()).backward()
+    for (key, a), (_, b) in zip(eager.named_parameters(), compiled.named_parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5, msg=key)
+
+
+def test_without_a_compiler_the_model_runs_eagerly_with_one_warning(
+    build, batch, config_of, monkeypatch, caplog
+):
+    from torch._inductor import cpp_builder, exc
+
+    def missing():
+        raise exc.InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
+    config = config_of("deepfm")
+    config.compile = True
+    with caplog.at_level(logging.WARNING):
+        model = build(config)
+        model(batch)
+        model(batch)
+    assert len(caplog.records) == 1
+    assert "no C++ compiler" in caplog.text
+    assert torch.equal(model(batch)["logits"], build("deepfm")(batch)["logits"])
