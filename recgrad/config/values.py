@@ -59,8 +59,12 @@ def suggest(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, known, n=5, cutoff=0.6)
     if not close:
         return ""
-    best = min(close, key=lambda other: (_distance(name, other), abs(len(name) - len(other))))
-    return f"; did you mean '{best}'?"
+
+    def far(other: str) -> tuple[int, int, int]:
+        shared = next((i for i, (a, b) in enumerate(zip(name, other)) if a != b), len(other))
+        return _distance(name, other), abs(len(name) - len(other)), -shared
+
+    return f"; did you mean '{min(close, key=far)}'?"
 
 
 def _distance(a: str, b: str) -> int:

@@ -97,7 +97,7 @@ VALID = [
     "model_config { feature_groups { group_name: 'a' } } model_config { num_class: 2 }",
     "train_config { dense_optimizer { adam_optimizer { lr: 1.5e-3f } } }",
     "train_config { dense_optimizer { adam_optimizer { lr: nan } } }",
-    "feature_configs { custom_feature { operator_params { fields { key: 'a' value { number_value: 3 } } } } }",
+    "feature_configs { custom_feature { operator_params { fields { key: 'a' value { bool_value: t } } } } }",
 ]
 
 

@@ -48,6 +48,28 @@ def check_labels(context: Context) -> None:
                 seen.add(name)
 
 
+@CHECKS.register("named columns")
+def check_named_columns(context: Context) -> None:
+    """Columns that the config names are those it declares; near misses get a hint."""
+    data = context.config.data_config
+    declared = [column.input_name for column in data.input_fields]
+    complete = data.dataset_type == CsvDataset and not data.with_header and bool(declared)
+    named = [(f"data_config.label_fields[{i}]", name) for i, name in enumerate(data.label_fields)]
+    keys: list[tuple[str, str]] = []
+    for node in context.nodes:
+        for field in ("grouping_key", "session_name"):
+            if field in node.message.DESCRIPTOR.fields_by_name:
+                keys.append((node.at(field), getattr(node.message, field)))
+    known = {*declared, *context.feature_names, *data.label_fields}
+    for path, name in named + keys:
+        if complete and name and name not in declared:
+            context.unknown(path, "column in data_config.input_fields", name, declared)
+    for path, name in keys:
+        near = context.suggest(name, known) if name and name not in known and not complete else ""
+        if near:
+            context.hint(path, f"{show(name)} is no feature, so it is read as a column of its own{near}")
+
+
 def _check_columns(context: Context, node: Node) -> None:
     data = node.message
     if data.input_fields and data.input_fields_str:

@@ -44,8 +44,9 @@ def check_ids(context: Context) -> None:
     for feature in context.features:
         node = feature.node
         sources = _sources(node.message)
-        if len(sources) > 1:
-            context.problem(node.path, f"{' and '.join(sources)} are both set; keep one")
+        built = [name for name in sources if name not in ("zch", "dynamicemb")]
+        if len(built) > 1:
+            context.problem(node.path, f"{' and '.join(built)} are both set; keep one")
         elif not sources and node.kind in _MAKE_IDS:
             known = [name for name in ID_SOURCES[:5] if name in node.message.DESCRIPTOR.fields_by_name]
             context.problem(node.path, f"one of {', '.join(known)} is needed")

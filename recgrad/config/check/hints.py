@@ -38,7 +38,7 @@ def hint_rate(context: Context) -> None:
     for name, node in optimizers(context):
         usual = _usual_rate(name, node)
         rate = getattr(node.message, "lr", 0.0)
-        if usual is None or not rate or not math.isfinite(rate):
+        if usual is None or not 0 < rate < math.inf:
             continue
         if usual[0] / _TOLERANCE <= rate <= usual[1] * _TOLERANCE:
             continue
@@ -124,8 +124,10 @@ def hint_unused(context: Context) -> None:
     ]
     if unused:
         names = ", ".join(show(feature.name) for feature in unused[:5]) + (" …" if len(unused) > 5 else "")
-        few = "feature is" if len(unused) == 1 else f"{len(unused)} features are"
-        context.hint(unused[0].node.path, f"{few} in no feature group: {names}")
+        what = f"{names} is in no feature group"
+        if len(unused) > 1:
+            what = f"{len(unused)} features are in no feature group: {names}"
+        context.hint(unused[0].node.path, what)
 
 
 def usual_decay(rows: int) -> float:

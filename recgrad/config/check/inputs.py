@@ -23,7 +23,7 @@ def check_inputs(context: Context) -> None:
         fields = feature.node.message.DESCRIPTOR.fields_by_name
         wanted = repeated in fields and fields[repeated].is_repeated
         if wanted and not getattr(feature.node.message, repeated):
-            context.problem(feature.node.path, f"'{repeated}' is required")
+            context.problem(feature.node.at(repeated), "is required")
         for path, text in _inputs(feature):
             _check_input(context, feature, path, text)
 

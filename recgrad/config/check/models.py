@@ -164,14 +164,23 @@ def _check_widths(context: Context, node: Node, name: str) -> None:
     widths: dict[int, str] = {}
     for feature in group.feature_names if group is not None else ():
         known = context.feature_names.get(feature)
-        if known is not None and not known.sequence:
-            message: Any = known.node.message
-            widths.setdefault(message.embedding_dim or getattr(message, "value_dim", 1) or 1, feature)
+        width = None if known is None or known.sequence else _width(known.node.message)
+        if width is not None:
+            widths.setdefault(width, feature)
     if group is not None and len(widths) > 1:
         listed = ", ".join(f"{show(feature)} {width}" for width, feature in sorted(widths.items()))
         remedy = "; list those that are in a group 'fm'" if name == "deepfm" else ""
         path = f"{node.at('feature_groups')}[{list(groups).index(group.group_name)}]"
         context.problem(path, f"{name} needs features of equal width in it, got {listed}{remedy}")
+
+
+def _width(message: Any) -> int | None:
+    """The columns of a feature of rows, where the config alone says them."""
+    if message.embedding_dim:
+        return int(message.embedding_dim)
+    if message.DESCRIPTOR.name == "RawFeature" and not message.boundaries:
+        return int(message.value_dim)
+    return None
 
 
 def _check_type(context: Context, node: Node, i: int, kind: int, name: str) -> None:

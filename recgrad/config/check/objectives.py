@@ -94,7 +94,7 @@ def _check_metric(context: Context, task: Task, name: str, node: Node, losses: s
     only_classes = bool(losses) and not losses & {"l2_loss", "custom_loss"}
     if task.retrieval:
         if name not in _RETRIEVAL_METRICS:
-            known = ", ".join(_RETRIEVAL_METRICS)
+            known = ", ".join(_RANKED_METRICS)
             context.problem(node.path, f"does not fit a two-tower model; use one of {known}")
     elif name in _PROBABILITY_METRICS and only_values:
         context.problem(node.path, "needs probabilities, but l2_loss predicts values; use mean_squared_error")

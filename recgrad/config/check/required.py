@@ -61,6 +61,6 @@ def _check_field(context: Context, node: Node, field: Any) -> None:
         return
     if not node.message.HasField(field.name):
         if not field.has_default_value:
-            context.problem(node.path, f"'{field.name}' is required")
+            context.problem(node.at(field.name), "is required")
     elif getattr(node.message, field.name) == "" and field.name not in _MAY_BE_EMPTY:
         context.problem(node.at(field.name), "is empty")

@@ -100,11 +100,12 @@ class Context:
 
     def unknown(self, path: str, what: str, name: str, known: Collection[str]) -> None:
         """Report a name that is not among the known ones."""
+        if len(self._problems) >= MAX_PROBLEMS:
+            return
         hint = self.suggest(name, known)
-        if not hint:
-            names = sorted(known)
-            listed = ", ".join(names[:12]) + (" …" if len(names) > 12 else "")
-            hint = f" (has: {listed})" if names else ""
+        if not hint and known:
+            names = sorted(known) if len(known) <= 1000 else list(known)
+            hint = f" (has: {', '.join(names[:12])}{' …' if len(names) > 12 else ''})"
         self.problem(path, f"no {what} {show(name)}{hint}")
 
     @cached_property
@@ -233,9 +234,9 @@ class Context:
             self.problem(node.at(field), f"must be one of {words}, got {show(value)}{hint}")
 
 
-def number(value: float) -> str:
+def number(value: int | float) -> str:
     """A number as the user wrote it: floats of the schema have about seven digits."""
-    return f"{value:.7g}"
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
 def not_supported(name: str, known: Collection[str]) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from recgrad.config.check.rule import CHECKS, Context, Node
-from recgrad.config.values import show
 
 _HOLDERS = ("DenseOptimizer", "SparseOptimizer", "PartOptimizer", "SparsePartOptimizer", "Stage")
 # Sizes without a default, which must be given and at least 1.
@@ -44,7 +43,7 @@ def check_schedules(context: Context) -> None:
         fields = node.message.DESCRIPTOR.fields_by_name
         for field in _SIZES.get(node.kind, ()):
             if not node.message.HasField(field):
-                context.problem(node.path, f"'{field}' is required")
+                context.problem(node.at(field), "is required")
             else:
                 context.ranged(node, field, 1)
         for field in _AT_LEAST_ZERO:
@@ -165,5 +164,5 @@ def check_warmup(context: Context) -> None:
         length = train.num_epochs if getattr(message, "by_epoch", False) else train.num_steps
         if length and message.warmup_size >= length:
             unit = "epochs" if getattr(message, "by_epoch", False) else "steps"
-            what = f"{message.warmup_size} is not less than the {length} {unit} of training, so the rate "
-            context.hint(node.at("warmup_size"), what + f"{show('lr')} is never reached")
+            what = f"{message.warmup_size} is not less than the {length} {unit} of training"
+            context.hint(node.at("warmup_size"), f"{what}, so the full rate is never reached")

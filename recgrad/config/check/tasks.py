@@ -130,7 +130,7 @@ def _check_named(context: Context, node: Node, field: str, what: str, known: lis
         context.unknown(node.at(field), what, name, known)
     required = node.message.DESCRIPTOR.fields_by_name[field].is_required
     if field == "label_name" and not name and not required:
-        context.problem(node.path, "'label_name' is required")
+        context.problem(node.at(field), "is required")
 
 
 def _check_relation_mlp(context: Context, node: Node) -> None:

@@ -26,23 +26,16 @@ KINDS = {
 }
 """Which oneofs hold a kind of component, by message and oneof."""
 
-_UNSUPPORTED = {
+UNSUPPORTED = {
     "*.zch": "use num_buckets, hash_bucket_size or a vocabulary",
     "*.dynamicemb": "use num_buckets, hash_bucket_size or a vocabulary",
-    "*.asset_dir": "give vocab_file a path that can be read as it is",
-    "*.stub_type": "leave the feature out of the feature groups instead",
-    "*.use_mask": "leave it out",
-    "*.fg_value_type": "leave it out; types are those of the data",
     "*.embedding_constraints": "leave it out",
+    "SequenceFeature.sequence_pk": "leave it out; it is for serving",
     "ModelConfig.kernel": "use PYTORCH",
-    "DataConfig.sample_mask_prob": "leave it out",
-    "DataConfig.negative_sample_mask_prob": "leave it out",
     "DataConfig.force_base_data_group": "leave it out",
     "DataConfig.is_orderby_partition": "leave it out",
     "DataConfig.odps_data_quota_name": "leave it out",
     "DataConfig.odps_data_compression": "leave it out",
-    "DataConfig.sample_cost_field": "use batch_size",
-    "DataConfig.batch_cost_size": "use batch_size",
     "TrainConfig.global_embedding_constraints": "leave it out",
     "TrainConfig.save_checkpoints_timestamp_interval": "use save_checkpoints_steps",
     "TrainConfig.save_checkpoints_timestamps": "use save_checkpoints_steps",
@@ -57,7 +50,7 @@ A field counts as asked for when it is set to something other than its default.
 
 def unsupported(message: str, field: Any, value: Any) -> str | None:
     """The error for a field that nothing implements, or None."""
-    remedy = _UNSUPPORTED.get(f"{message}.{field.name}") or _UNSUPPORTED.get(f"*.{field.name}")
+    remedy = UNSUPPORTED.get(f"{message}.{field.name}") or UNSUPPORTED.get(f"*.{field.name}")
     if remedy is None:
         return None
     if not field.is_repeated and field.message_type is None and value == field.default_value:

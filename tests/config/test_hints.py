@@ -1,0 +1,121 @@
+# One line a case: the expected messages are kept whole.
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from recgrad.config.check.cpu import native_bf16, parse_flags, read_flags
+from recgrad.config.check.hints import usual_decay
+
+Hints = Callable[..., list[str]]
+ADAM = "train_config.dense_optimizer.adam_optimizer"
+SGD = "train_config.dense_optimizer.sgd_optimizer"
+SPARSE = "train_config.sparse_optimizer"
+
+
+@pytest.mark.parametrize(
+    ("path", "rate", "expected"),
+    [
+        (f"{ADAM}.lr", 0.1, "0.1 is above the usual 0.0001 … 0.001 of adam_optimizer; training may be unstable"),
+        (f"{ADAM}.lr", 1e-6, "1e-06 is below the usual 0.0001 … 0.001 of adam_optimizer; training may be slow"),
+        (f"{ADAM}.lr", 2e-3, None),
+        (f"{ADAM}.lr", 0, None),
+        (f"{SGD}.lr", 1, "1 is above the usual 0.01 … 0.1 of sgd_optimizer; training may be unstable"),
+        (f"{SPARSE}.sgd_optimizer.lr", 1, None),
+        (f"{SPARSE}.sgd_optimizer.lr", 0.001, "0.001 is below the usual 0.1 … 1 of sgd_optimizer; training may be slow"),
+        (f"{SPARSE}.adagrad_optimizer.lr", 1, "1 is above the usual 0.01 … 0.1 of adagrad_optimizer; training may be unstable"),
+        (f"{SPARSE}.lion_optimizer.lr", 0.01, "0.01 is above the usual 0.0001 … 0.0003 of lion_optimizer; training may be unstable"),
+        (f"{SPARSE}.lamb_optimizer.lr", 5, None),
+    ],
+)  # fmt: skip
+def test_unusual_learning_rates(hints: Hints, path: str, rate: float, expected: str | None) -> None:
+    assert hints({path: rate}) == ([] if expected is None else [f"{path}: {expected}"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "decay", "expected"),
+    [
+        (None, 0.1, None),
+        (5_000, 1e-3, None),
+        (500_000, 1e-4, None),
+        (5_000_000, 1e-3, "0.001 is far from the usual 1e-05 for 5000000 rows of data"),
+        (5_000, 1e-6, "1e-06 is far from the usual 0.001 for 5000 rows of data"),
+        (5_000_000, 0, None),
+    ],
+)
+def test_unusual_weight_decay(hints: Hints, rows: int | None, decay: float, expected: str | None) -> None:
+    got = hints({f"{ADAM}.weight_decay": decay}, rows=rows)
+    assert got == ([] if expected is None else [f"{ADAM}.weight_decay: {expected}"])
+
+
+def test_usual_weight_decay_falls_with_the_data() -> None:
+    assert [usual_decay(rows) for rows in (9_999, 10_000, 1_000_000, 1_000_001)] == [1e-3, 1e-4, 1e-4, 1e-5]
+
+
+def test_large_batches_want_a_warmup(hints: Hints) -> None:
+    no_warmup = {"train_config.dense_optimizer.constant_learning_rate": {}}
+    assert hints(no_warmup) == [
+        "train_config.dense_optimizer: no warm-up with a batch of 4096 rows; above 1000 a warmup_size of "
+        "15–20% of the steps is usual, since early steps are the least stable"
+    ]
+    assert hints({**no_warmup, "data_config.batch_size": 1000}) == []
+    accumulated = {**no_warmup, "data_config.batch_size": 512, "train_config.gradient_accumulation_steps": 4}
+    assert "a batch of 2048 rows" in hints(accumulated)[0]
+    one_cycle = {"train_config.dense_optimizer.one_cycle_learning_rate": {"total_size": 100}}
+    assert hints(one_cycle) == []
+
+
+def test_warmup_longer_than_the_run(hints: Hints) -> None:
+    edits = {"train_config.num_epochs": 0, "train_config.num_steps": 500}
+    assert hints(edits) == [
+        "train_config.dense_optimizer.exponential_decay_learning_rate.warmup_size: "
+        "500 is not less than the 500 steps of training, so the full rate is never reached"
+    ]
+
+
+def test_bf16_without_native_support(hints: Hints) -> None:
+    bf16 = {"train_config.mixed_precision": "BF16"}
+    assert hints(bf16, cpu_flags={"avx2", "avx512f"}) == [
+        "train_config.mixed_precision: this CPU has no native BF16 (AVX512-BF16 or AMX), so it is about "
+        "30 times slower than FP32; leave it out unless training runs on a GPU"
+    ]
+    assert hints(bf16, cpu_flags={"avx512_bf16"}) == []
+    assert hints(bf16, cpu_flags={"amx_bf16"}) == []
+    assert hints({"train_config.mixed_precision": "FP16"}, cpu_flags={"avx2"}) == []
+
+
+def test_cpu_flags_are_read_from_cpuinfo() -> None:
+    x86 = (
+        "processor\t: 0\nmodel name\t: X\nflags\t\t: fpu avx2 avx512_bf16\n\nprocessor\t: 1\nflags\t: none\n"
+    )
+    assert parse_flags(x86) == {"fpu", "avx2", "avx512_bf16"}
+    assert native_bf16(parse_flags(x86))
+    assert native_bf16(parse_flags("Features\t: fp asimd bf16\n"))
+    assert not native_bf16(parse_flags("flags : avx2"))
+    assert parse_flags("nothing here") == frozenset()
+    assert isinstance(read_flags(), frozenset)
+
+
+def test_features_in_no_group(hints: Hints) -> None:
+    assert hints({"model_config.feature_groups[2].feature_names[0]": None}) == [
+        "feature_configs[0].raw_feature: 'int_0' is in no feature group"
+    ]
+    assert hints({"model_config.feature_groups[2].feature_names[0:7]": None}) == [
+        "feature_configs[0].raw_feature: 7 features are in no feature group: "
+        "'int_0', 'int_1', 'int_2', 'int_3', 'int_4' …"
+    ]
+    grouped = {
+        "model_config.feature_groups[2].feature_names[0]": None,
+        "model_config.metrics[1].grouped_auc.grouping_key": "int_0",
+    }
+    assert hints(grouped) == []
+
+
+def test_keys_that_look_like_a_misspelt_feature(hints: Hints) -> None:
+    assert hints({"model_config.metrics[1].grouped_auc.grouping_key": "cat_100"}) == [
+        "model_config.metrics[1].grouped_auc.grouping_key: 'cat_100' is no feature, "
+        "so it is read as a column of its own; did you mean 'cat_10'?"
+    ]
