@@ -153,10 +153,10 @@ def _run(
         return metrics
 
     def save_now(trainer: Trainer) -> None:
-        best = trainer.state.best.get("checkpoint")
-        if best is not None:
-            checkpoints.mark_best(int(best["step"]))
         checkpoints.save(capture(training, trainer.state))
+        best = trainer.state.best.get("checkpoint")
+        if best is not None and best["step"] == trainer.state.step:
+            checkpoints.mark_best(trainer.state.step)
 
     with StopRequest() as stop:
         trainer = Trainer(

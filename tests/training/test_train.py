@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ import recgrad
 from recgrad.config import PipelineConfig, load_config
 from recgrad.errors import ConfigError, RecgradError
 from recgrad.training.checkpoint import read_checkpoint
+from recgrad.training.task import Task
 
 
 def test_a_run_writes_its_config_version_events_results_and_checkpoint(config: PipelineConfig) -> None:
@@ -122,12 +124,23 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_rows_and_terms(config: Pip
         recgrad.train(config)
 
 
-def test_on_nan_skip_counts_and_goes_on(config: PipelineConfig) -> None:
-    config.train_config.dense_optimizer.sgd_optimizer.lr = 1e30
+def test_on_nan_skip_counts_and_goes_on(config: PipelineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = recgrad.train(config, model_dir=config.model_dir + "-whole")
+    calls = 0
+    original = Task.losses
+
+    def sometimes_nan(self: Task, outputs: Any, batch: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        terms = original(self, outputs, batch)
+        return {name: loss * float("nan") for name, loss in terms.items()} if calls in (2, 5) else terms
+
+    monkeypatch.setattr(Task, "losses", sometimes_nan)
     config.train_config.on_nan = config.train_config.SKIP
     result = recgrad.train(config)
+    assert result.step == whole.step - 2
     snapshot = read_checkpoint(Path(config.model_dir) / f"model.ckpt-{result.step}")
-    assert snapshot.tree["state"]["skipped"] > 0
+    assert snapshot.tree["state"]["skipped"] == 2
 
 
 @pytest.mark.parametrize("form", ["path", "message", "dict"])

@@ -79,6 +79,7 @@ class Log(Hook):
             self._flush(trainer)
 
     def after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        self._flush(trainer)
         for sink in self.sinks:
             sink.evaluation(trainer, metrics)
 
