@@ -31,11 +31,12 @@ _P5 = np.uint64(2870177450012600261)
 _S1, _S7, _S12, _S18 = np.uint64(1), np.uint64(7), np.uint64(12), np.uint64(18)
 _S11, _S23, _S27, _S31 = np.uint64(11), np.uint64(23), np.uint64(27), np.uint64(31)
 _S29, _S32, _S33, _S64 = np.uint64(29), np.uint64(32), np.uint64(33), np.uint64(64)
-_ZERO, _TEN = np.uint64(0), np.uint64(10)
+_ZERO, _TEN, _HUNDRED = np.uint64(0), np.uint64(10), np.uint64(100)
 # Positions are unsigned in the kernels: a signed index costs a test for negative ones, and
 # keeps the compiler from joining eight byte loads into one.
 _U1, _U2, _U3, _U4, _U8 = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4), np.uint64(8)
 _U16, _U24, _U32 = np.uint64(16), np.uint64(24), np.uint64(32)
+_PAIRS = np.frombuffer("".join(f"{number:02d}" for number in range(100)).encode(), np.uint8)
 _NO_BYTES = np.frombuffer(b"", np.uint8)
 
 
@@ -126,23 +127,40 @@ def bucket_spans(data: Bytes, starts: Ints, ends: Ints, size: int) -> Ints:
 def hash_ints(values: Ints) -> Hashes:
     """The hashes of the decimal texts of integers."""
     hashes = np.empty(len(values), np.uint64)
-    text = np.empty(20, np.uint8)
-    for i in range(len(values)):
-        negative = values[i] < 0
-        # The two's complement negation is right for −2⁶³ too, whose positive has no int64.
-        rest = _ZERO - np.uint64(values[i]) if negative else np.uint64(values[i])
-        at = 20
-        while True:
-            at -= 1
-            text[at] = np.uint8(48) + np.uint8(rest % _TEN)
-            rest //= _TEN
-            if rest == _ZERO:
-                break
-        if negative:
-            at -= 1
-            text[at] = np.uint8(45)
-        hashes[i] = xxh64(text, at, 20)
+    # A block of numbers is written before it is hashed: reading bytes that were just written stalls.
+    text = np.empty(64 * 20, np.uint8)
+    begins = np.empty(64, np.int64)
+    for first in range(0, len(values), 64):
+        count = min(64, len(values) - first)
+        for i in range(count):
+            begins[i] = _write_decimal(values[first + i], text, 20 * i + 20)
+        for i in range(count):
+            hashes[first + i] = xxh64(text, begins[i], 20 * i + 20)
     return hashes
+
+
+@numba.njit(cache=True, nogil=True)
+def _write_decimal(value: Any, text: Any, end: Any) -> Any:
+    """Writes an integer so that it ends at `end`, two digits at a time; returns where it begins."""
+    # The two's complement negation is right for −2⁶³ too, whose positive has no int64.
+    rest = _ZERO - np.uint64(value) if value < 0 else np.uint64(value)
+    at = np.uint64(end)
+    while rest >= _HUNDRED:
+        above = rest // _HUNDRED
+        pair = (rest - above * _HUNDRED) * _U2
+        rest = above
+        at -= _U2
+        text[at], text[at + _U1] = _PAIRS[pair], _PAIRS[pair + _U1]
+    if rest >= _TEN:
+        at -= _U2
+        text[at], text[at + _U1] = _PAIRS[rest * _U2], _PAIRS[rest * _U2 + _U1]
+    else:
+        at -= _U1
+        text[at] = np.uint8(48) + np.uint8(rest)
+    if value < 0:
+        at -= _U1
+        text[at] = np.uint8(45)
+    return np.int64(at)
 
 
 def buckets_of(hashes: Hashes, size: int) -> Ints:
