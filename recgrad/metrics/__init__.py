@@ -119,7 +119,6 @@ _BINARY = {
     "auc": "; use multiclass_auc",
     "grouped_auc": "",
     "normalized_entropy": "",
-    "log_loss": "",
     "calibration": "",
 }
 

@@ -79,14 +79,16 @@ class Decayed(Metric):
 
     def compute(self) -> Value:
         """The decayed value; a collective when there are several processes."""
-        open_window = self._window(0)
+        so_far = None
         if world_size() > 1:
-            parts = gather_all_tensors(torch.cat([open_window, self.closed]), self.process_group)
-            open_window = torch.stack([part[:1] for part in parts]).sum(0)
+            parts = gather_all_tensors(torch.cat([self._window(0), self.closed]), self.process_group)
             self._fold(torch.cat([part[1:] for part in parts]))
+            so_far = torch.cat([part[:1] for part in parts]).sum(0)
         value = self.value.clone()
         if value.isnan().any():
-            value = torch.where(value.isnan(), self._measure(open_window[0, 1:]), value)
+            # No window that has ended says anything; the rows since then may.
+            so_far = self._window(0)[0] if so_far is None else so_far
+            value = torch.where(value.isnan(), self._measure(so_far[1:]), value)
         if value.isnan().all():
             self.undefined(f"{self.metric.name} has no value for the rows so far")
         return value[0] if self.names is None else dict(zip(self.names, value))

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from recgrad.metrics import METRICS, TRAIN_METRICS
-from recgrad.metrics.base import Metric, Value, check_soft_labels, probabilities_of, target_of
+from recgrad.metrics.base import (
+    Metric,
+    Value,
+    check_numbers,
+    check_soft_labels,
+    probabilities_of,
+    target_of,
+)
+from recgrad.metrics.ranking import classes_of
 
 
 @TRAIN_METRICS.register("log_loss")
@@ -16,30 +24,48 @@ from recgrad.metrics.base import Metric, Value, check_soft_labels, probabilities
 class LogLoss(Metric):
     """Mean of −y·log p − (1−y)·log(1−p), p held in [eps, 1−eps]; natural logarithms.
 
-    Labels may lie anywhere in [0, 1]. nan without rows.
+    Labels may lie anywhere in [0, 1]. Of more than two classes: the mean of −log p of the
+    row's class. nan without rows.
+
+    Args:
+        eps: how near to 0 and 1 probabilities may come.
+        num_class: classes of the task.
     """
 
     total: Tensor
     rows: Tensor
 
-    def __init__(self, *, eps: float = 1e-7, **kwargs: Any) -> None:
+    def __init__(self, *, eps: float = 1e-7, num_class: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not 0 < eps < 0.5:
             raise ValueError(f"eps must be in (0, 0.5), got {eps}")
-        self.eps = eps
+        self.eps, self.num_class = eps, num_class
         self.add_sum("total")
         self.add_sum("rows", dtype=torch.int64)
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Take in probabilities [rows] and labels [rows]."""
-        preds = probabilities_of(preds, self.name)
-        labels = check_soft_labels(target_of(target, len(preds), self.name), self.name)
+        """Take in probabilities [rows] or [rows, classes], and labels [rows]."""
+        labels: Tensor
+        if self.num_class > 2:
+            preds = own_class(preds.detach(), target, self.num_class, self.name)
+            labels = torch.ones_like(preds)
+        else:
+            preds = probabilities_of(preds, self.name)
+            labels = check_soft_labels(target_of(target, len(preds), self.name), self.name)
         self.total = self.total + cross_entropy(preds, labels, self.eps).sum()
         self.rows = self.rows + len(preds)
 
     def compute(self) -> Value:
         """The log loss of all rows so far."""
         return self.total / self.rows if self.rows else self.undefined("there are no rows")
+
+
+def own_class(preds: Tensor, target: Tensor, num_class: int, name: str) -> Tensor:
+    """The probability of each row's class, [rows]."""
+    if preds.dim() != 2 or preds.shape[1] != num_class:
+        raise ValueError(f"{name}: preds must be [rows, {num_class}], got {list(preds.shape)}")
+    check_numbers(preds, name)
+    return probabilities_of(preds.gather(1, classes_of(target, preds, name)[:, None]), name)
 
 
 def cross_entropy(preds: Tensor, labels: Tensor, eps: float) -> Tensor:

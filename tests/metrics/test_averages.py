@@ -46,6 +46,13 @@ def test_log_loss_is_that_of_scikit_learn():
     assert LogLoss()(preds, target).item() == pytest.approx(log_loss(target, preds), rel=1e-12)
 
 
+def test_log_loss_of_classes_is_that_of_scikit_learn():
+    torch.manual_seed(1)
+    preds, target = torch.rand(500, 5, dtype=torch.float64).softmax(1), torch.randint(0, 5, (500,))
+    expected = log_loss(target, preds, labels=range(5))
+    assert LogLoss(num_class=5)(preds, target).item() == pytest.approx(expected, rel=1e-9)
+
+
 def test_log_loss_of_certain_and_wrong_predictions_is_that_of_eps():
     assert LogLoss(eps=1e-7)(torch.tensor([0.0]), torch.tensor([1])).item() == pytest.approx(-math.log(1e-7))
     assert LogLoss(eps=1e-7)(torch.tensor([1.0]), torch.tensor([1])).item() == pytest.approx(1e-7, rel=1e-6)

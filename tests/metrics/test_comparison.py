@@ -47,8 +47,9 @@ def test_auc_interval_is_delongs(digits):
     assert (found.low, found.high) == pytest.approx((auc_b - auc_a - reach, auc_b - auc_a + reach), rel=1e-9)
 
 
-def test_log_loss_interval_is_near_the_normal_one():
-    labels, a, b, _ = models(4000, 1, 1.0, 0.7)
+@pytest.mark.parametrize("rows", [4000, 350_000])  # the second is drawn in blocks
+def test_log_loss_interval_is_near_the_normal_one(rows):
+    labels, a, b, _ = models(rows, 1, 1.0, 0.7)
     found = compare(labels, a, b, num_resamples=4000)["log_loss"]
     losses = [-np.where(labels == 1, np.log(p), np.log(1 - p)) for p in (a, b)]
     change = losses[1] - losses[0]

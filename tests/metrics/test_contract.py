@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import warnings
 
 import pytest
@@ -40,6 +41,7 @@ CONFIGS = {
     "grouped_xauc { grouping_key: 'u' exact: true }": 1,
     "normalized_entropy {}": 1,
     "log_loss {}": 1,
+    "log_loss { eps: 0.001 }": 4,
     "calibration {}": 1,
 }
 every = pytest.mark.parametrize("text", CONFIGS)
@@ -180,6 +182,20 @@ def test_every_metric_of_the_schema_and_registry_is_tested_here():
     tested = {text.split()[0] for text in CONFIGS}
     fields = {field.name for field in MetricConfig.DESCRIPTOR.oneofs_by_name["metric"].fields}
     assert tested == set(METRICS) == fields - {"custom_metric"}
+
+
+def test_they_work_together_in_a_collection_of_torchmetrics():
+    texts = [text for text in CONFIGS if CONFIGS[text] <= 2 and not built(text).needs_key]
+    texts = [text for text in texts if not re.match("recall|ndcg|hit_rate|mrr|calibration", text)]
+    together = torchmetrics.MetricCollection({text: built(text) for text in texts})
+    alone = {text: built(text) for text in together}
+    for seed in range(3):
+        columns = arguments("auc {}", alone["auc {}"], 50, seed)
+        together.update(*columns)
+        for metric in alone.values():
+            metric.update(*columns)
+    for text, value in together.compute().items():
+        assert value == alone[text].compute(), text
 
 
 def test_every_export_exists():

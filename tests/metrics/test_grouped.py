@@ -131,6 +131,6 @@ def test_a_million_rows_in_a_hundred_thousand_groups_take_no_python_loop():
     metric(scores[:10], labels[:10], torch.zeros(10).long())  # compiles
     metric.reset()
     metric.update(scores, labels, keys)
-    start = time.perf_counter()
+    start = time.process_time()
     metric.compute()
-    assert time.perf_counter() - start < 5  # 0.3 s alone; a loop over groups takes over 30
+    assert time.process_time() - start < 5  # 0.3 s; a loop over groups takes over 30
