@@ -26,8 +26,11 @@ class CustomComponent(message.Message):
     CLASS_PATH_FIELD_NUMBER: builtins.int
     PARAMS_FIELD_NUMBER: builtins.int
     class_path: builtins.str
+    """Such as mypackage.optim.MyOptimizer."""
     @builtins.property
-    def params(self) -> struct_pb2.Struct: ...
+    def params(self) -> struct_pb2.Struct:
+        """Keyword arguments."""
+
     def __init__(
         self,
         *,

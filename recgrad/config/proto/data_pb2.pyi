@@ -32,7 +32,8 @@ class _DatasetTypeEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_DatasetTyp
     OdpsDatasetV1: _DatasetType.ValueType  # 4
     KafkaDataset: _DatasetType.ValueType  # 5
 
-class DatasetType(_DatasetType, metaclass=_DatasetTypeEnumTypeWrapper): ...
+class DatasetType(_DatasetType, metaclass=_DatasetTypeEnumTypeWrapper):
+    """Where rows come from."""
 
 OdpsDataset: DatasetType.ValueType  # 1
 ParquetDataset: DatasetType.ValueType  # 2
@@ -77,7 +78,8 @@ class _FieldTypeEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_FieldType.Va
     MAP_INT32_FLOAT: _FieldType.ValueType  # 28
     MAP_INT32_DOUBLE: _FieldType.ValueType  # 29
 
-class FieldType(_FieldType, metaclass=_FieldTypeEnumTypeWrapper): ...
+class FieldType(_FieldType, metaclass=_FieldTypeEnumTypeWrapper):
+    """The type of an input column."""
 
 INT32: FieldType.ValueType  # 0
 INT64: FieldType.ValueType  # 1
@@ -121,7 +123,11 @@ class _FgModeEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_FgMode.ValueTyp
     FG_DAG: _FgMode.ValueType  # 3
     FG_BUCKETIZE: _FgMode.ValueType  # 4
 
-class FgMode(_FgMode, metaclass=_FgModeEnumTypeWrapper): ...
+class FgMode(_FgMode, metaclass=_FgModeEnumTypeWrapper):
+    """How features are made of columns.
+    FG_NONE reads encoded columns by feature name, FG_BUCKETIZE turns such columns into ids;
+    FG_NORMAL computes features from expressions, FG_DAG also from other features.
+    """
 
 FG_NONE: FgMode.ValueType  # 1
 FG_NORMAL: FgMode.ValueType  # 2
@@ -130,6 +136,8 @@ FG_BUCKETIZE: FgMode.ValueType  # 4
 
 @typing.final
 class Field(message.Message):
+    """An input column."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     INPUT_NAME_FIELD_NUMBER: builtins.int
@@ -173,6 +181,8 @@ class PositiveLabels(message.Message):
 
 @typing.final
 class DataConfig(message.Message):
+    """Reading: files, columns, batches."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     class _OnBadRow:
@@ -226,31 +236,50 @@ class DataConfig(message.Message):
     MAX_BAD_ROW_RATIO_FIELD_NUMBER: builtins.int
     POSITIVE_LABELS_FIELD_NUMBER: builtins.int
     batch_size: builtins.int
+    """Rows of a batch on each process."""
     dataset_type: DatasetType.ValueType
     fg_encoded: builtins.bool
+    """Older name of a choice of fg_mode: true is FG_NONE, false FG_DAG."""
     fg_encoded_multival_sep: builtins.str
+    """Cuts encoded text columns into several values."""
     num_workers: builtins.int
+    """Readers that prepare batches ahead of training."""
     pin_memory: builtins.bool
     delimiter: builtins.str
     with_header: builtins.bool
+    """The first line of a CSV file names its columns."""
     eval_batch_size: builtins.int
+    """batch_size if unset."""
     drop_remainder: builtins.bool
+    """Leave out a last batch that is not full."""
     fg_threads: builtins.int
+    """Threads that encode features, in each reader."""
     is_orderby_partition: builtins.bool
+    """Read partitions of a table one after another."""
     odps_data_quota_name: builtins.str
     sample_mask_prob: builtins.float
+    """The share of rows whose features with use_mask are hidden while training."""
     negative_sample_mask_prob: builtins.float
+    """The same for sampled negatives."""
     force_base_data_group: builtins.bool
+    """Keep features of users and items at one row each."""
     fg_mode: FgMode.ValueType
     shuffle: builtins.bool
     shuffle_buffer_size: builtins.int
+    """Batches among which rows are mixed."""
     odps_data_compression: builtins.str
     sample_cost_field: builtins.str
+    """A column of costs; batches are cut by their sum instead of by rows."""
     batch_cost_size: builtins.int
+    """The largest sum of costs in a batch."""
     input_fields_str: builtins.str
+    """input_fields as one text: `name:TYPE;name:TYPE`."""
     in_order: builtins.bool
+    """Batches come in the same order whichever reader is faster."""
     on_bad_row: DataConfig.OnBadRow.ValueType
+    """Ours: FAIL stops at the first bad row, SKIP counts and leaves it out."""
     max_bad_row_ratio: builtins.float
+    """Ours: the share of bad rows at which SKIP stops after all."""
     @builtins.property
     def negative_sampler(self) -> sampler_pb2.NegativeSampler: ...
     @builtins.property
@@ -262,13 +291,21 @@ class DataConfig(message.Message):
     @builtins.property
     def tdm_sampler(self) -> sampler_pb2.TDMSampler: ...
     @builtins.property
-    def label_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def label_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Columns to learn; a model of one task learns the first."""
+
     @builtins.property
-    def input_fields(self) -> containers.RepeatedCompositeFieldContainer[Field]: ...
+    def input_fields(self) -> containers.RepeatedCompositeFieldContainer[Field]:
+        """Columns and their types, where files do not say them."""
+
     @builtins.property
-    def sample_weight_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def sample_weight_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Columns of row weights; a model of one task takes the first."""
+
     @builtins.property
-    def positive_labels(self) -> containers.RepeatedCompositeFieldContainer[PositiveLabels]: ...
+    def positive_labels(self) -> containers.RepeatedCompositeFieldContainer[PositiveLabels]:
+        """Ours: which texts of a label column count as 1."""
+
     def __init__(
         self,
         *,

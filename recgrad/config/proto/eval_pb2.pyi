@@ -18,14 +18,18 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class EvalConfig(message.Message):
+    """Evaluation."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     NUM_STEPS_FIELD_NUMBER: builtins.int
     LOG_STEP_COUNT_STEPS_FIELD_NUMBER: builtins.int
     USE_DENSE_EMA_FIELD_NUMBER: builtins.int
     num_steps: builtins.int
+    """Batches of an evaluation; all if unset."""
     log_step_count_steps: builtins.int
     use_dense_ema: builtins.bool
+    """Evaluate with the moving average of the dense weights; yes if unset and there is one."""
     def __init__(
         self,
         *,

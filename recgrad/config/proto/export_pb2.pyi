@@ -18,6 +18,8 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class ExportConfig(message.Message):
+    """Export of a trained model."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     EXPORTER_TYPE_FIELD_NUMBER: builtins.int
@@ -28,12 +30,15 @@ class ExportConfig(message.Message):
     CUDA_MATMUL_ALLOW_TF32_FIELD_NUMBER: builtins.int
     USE_DENSE_EMA_FIELD_NUMBER: builtins.int
     exporter_type: builtins.str
+    """latest, or best by best_exporter_metric."""
     best_exporter_metric: builtins.str
     metric_larger_is_better: builtins.bool
     mixed_precision: builtins.str
+    """BF16, FP16 or empty."""
     cudnn_allow_tf32: builtins.bool
     cuda_matmul_allow_tf32: builtins.bool
     use_dense_ema: builtins.bool
+    """Export the moving average of the dense weights."""
     def __init__(
         self,
         *,

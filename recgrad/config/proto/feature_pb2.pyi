@@ -34,7 +34,8 @@ class _TextNormalizeOptionEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_Te
     TEXT_SPLITCHRS: _TextNormalizeOption.ValueType  # 5
     TEXT_REMOVE_SPACE: _TextNormalizeOption.ValueType  # 6
 
-class TextNormalizeOption(_TextNormalizeOption, metaclass=_TextNormalizeOptionEnumTypeWrapper): ...
+class TextNormalizeOption(_TextNormalizeOption, metaclass=_TextNormalizeOptionEnumTypeWrapper):
+    """A step of cleaning text before it is cut into tokens."""
 
 TEXT_LOWER2UPPER: TextNormalizeOption.ValueType  # 0
 TEXT_UPPER2LOWER: TextNormalizeOption.ValueType  # 1
@@ -65,14 +66,20 @@ COMPACT: TableStorage.ValueType  # 2
 
 @typing.final
 class ParameterConstraints(message.Message):
+    """How the sharded engine may place a table."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     SHARDING_TYPES_FIELD_NUMBER: builtins.int
     COMPUTE_KERNELS_FIELD_NUMBER: builtins.int
     @builtins.property
-    def sharding_types(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def sharding_types(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Such as row_wise or table_wise."""
+
     @builtins.property
-    def compute_kernels(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def compute_kernels(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Such as fused or dense."""
+
     def __init__(
         self,
         *,
@@ -87,6 +94,8 @@ class ParameterConstraints(message.Message):
 
 @typing.final
 class LFU_EvictionPolicy(message.Message):
+    """Evicts the ids that were used least often."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -100,6 +109,8 @@ class LFU_EvictionPolicy(message.Message):
 
 @typing.final
 class LRU_EvictionPolicy(message.Message):
+    """Evicts the ids that were not used for longest."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     DECAY_EXPONENT_FIELD_NUMBER: builtins.int
@@ -117,6 +128,8 @@ class LRU_EvictionPolicy(message.Message):
 
 @typing.final
 class DistanceLFU_EvictionPolicy(message.Message):
+    """Evicts by both how often and how long ago ids were used."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     DECAY_EXPONENT_FIELD_NUMBER: builtins.int
@@ -134,6 +147,8 @@ class DistanceLFU_EvictionPolicy(message.Message):
 
 @typing.final
 class ZeroCollisionHash(message.Message):
+    """A table that gives each id a row of its own until it is full."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LFU_FIELD_NUMBER: builtins.int
@@ -143,8 +158,11 @@ class ZeroCollisionHash(message.Message):
     EVICTION_INTERVAL_FIELD_NUMBER: builtins.int
     THRESHOLD_FILTERING_FUNC_FIELD_NUMBER: builtins.int
     zch_size: builtins.int
+    """Rows of the table."""
     eviction_interval: builtins.int
+    """Steps between evictions."""
     threshold_filtering_func: builtins.str
+    """A condition on how often an id was seen before it gets a row."""
     @builtins.property
     def lfu(self) -> LFU_EvictionPolicy: ...
     @builtins.property
@@ -171,14 +189,18 @@ class ZeroCollisionHash(message.Message):
 
 @typing.final
 class AutoDisEmbedding(message.Message):
+    """A number as a soft mixture of learned vectors (AutoDis, Guo et al. 2021)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     NUM_CHANNELS_FIELD_NUMBER: builtins.int
     TEMPERATURE_FIELD_NUMBER: builtins.int
     KEEP_PROB_FIELD_NUMBER: builtins.int
     num_channels: builtins.int
+    """Learned vectors that are mixed."""
     temperature: builtins.float
     keep_prob: builtins.float
+    """How much of the input skips the hidden layer."""
     def __init__(
         self,
         *,
@@ -194,6 +216,8 @@ class AutoDisEmbedding(message.Message):
 
 @typing.final
 class MLPEmbedding(message.Message):
+    """A number through one linear layer."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -207,6 +231,8 @@ class MLPEmbedding(message.Message):
 
 @typing.final
 class DynamicEmbInitializerArgs(message.Message):
+    """How rows of a growing table begin."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     MODE_FIELD_NUMBER: builtins.int
@@ -239,6 +265,8 @@ class DynamicEmbInitializerArgs(message.Message):
 
 @typing.final
 class DynamicEmbFrequencyAdmissionStrategy(message.Message):
+    """Ids get a row once they were seen this often."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     THRESHOLD_FIELD_NUMBER: builtins.int
@@ -266,6 +294,8 @@ class DynamicEmbFrequencyAdmissionStrategy(message.Message):
 
 @typing.final
 class DynamicEmbedding(message.Message):
+    """A table that grows with the ids it meets."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     FREQUENCY_ADMISSION_STRATEGY_FIELD_NUMBER: builtins.int
@@ -312,6 +342,8 @@ class DynamicEmbedding(message.Message):
 
 @typing.final
 class IdFeature(message.Message):
+    """Categories: one id or several, each looked up in an embedding table."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     @typing.final
@@ -366,30 +398,56 @@ class IdFeature(message.Message):
     STORAGE_FIELD_NUMBER: builtins.int
     feature_name: builtins.str
     expression: builtins.str
+    """Where the value comes from: `user:age`, `item:price`, `context:hour`, `feature:other` or `const:1`."""
     embedding_name: builtins.str
+    """Features with the same name share a table."""
     embedding_dim: builtins.int
     hash_bucket_size: builtins.int
+    """Ids are hashes of the value modulo this."""
     num_buckets: builtins.int
+    """Ids are the integers 0 … num_buckets − 1 themselves."""
     value_dim: builtins.int
+    """Values in a row; 0 for any number."""
     pooling: builtins.str
+    """How several embeddings of a row become one: sum or mean."""
     default_value: builtins.str
+    """Stands in for a missing value before ids are made."""
     separator: builtins.str
+    """Cuts text into several values."""
     weighted: builtins.bool
+    """Values are `id:weight`."""
     init_fn: builtins.str
+    """Torch initialiser of the table, such as nn.init.uniform_,a=-0.01,b=0.01."""
     use_mask: builtins.bool
+    """Values may be hidden while training, by data_config.sample_mask_prob."""
     vocab_file: builtins.str
+    """A file of words, one a line, or of `word id` lines."""
     asset_dir: builtins.str
+    """The folder that vocab_file is in."""
     fg_encoded_default_value: builtins.str
+    """Stands in for a missing value of an encoded column."""
     default_bucketize_value: builtins.int
+    """The id of words that are not in the vocabulary."""
     fg_value_type: builtins.str
+    """The type that values have when they are hashed or looked up."""
     trainable: builtins.bool
+    """A frozen table is looked up but not updated."""
     stub_type: builtins.bool
+    """Computed for other features only."""
     data_type: builtins.str
+    """How the table is stored: FP32, FP16 or BF16."""
     sequence_length: builtins.int
+    """The longest length; what lies beyond is cut off."""
     sequence_delim: builtins.str
+    """Cuts text into positions."""
     storage: TableStorage.ValueType
+    """Ours: how the local engine keeps the rows."""
     @builtins.property
-    def vocab_list(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def vocab_list(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Words in the order of their ids, which begin at 2: 0 is the default value, 1 any other word.
+        With default_bucketize_value they begin at 0.
+        """
+
     @builtins.property
     def vocab_dict(self) -> containers.ScalarMap[builtins.str, builtins.int]: ...
     @builtins.property
@@ -399,7 +457,9 @@ class IdFeature(message.Message):
     @builtins.property
     def embedding_constraints(self) -> ParameterConstraints: ...
     @builtins.property
-    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inputs that are sequences, where others are not."""
+
     def __init__(
         self,
         *,
@@ -442,6 +502,8 @@ class IdFeature(message.Message):
 
 @typing.final
 class RawFeature(message.Message):
+    """Numbers or vectors of them, used as they are, cut into buckets, or embedded."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     AUTODIS_FIELD_NUMBER: builtins.int
@@ -469,32 +531,54 @@ class RawFeature(message.Message):
     STORAGE_FIELD_NUMBER: builtins.int
     feature_name: builtins.str
     expression: builtins.str
+    """Where the value comes from: `user:age`, `item:price`, `context:hour`, `feature:other` or `const:1`."""
     embedding_name: builtins.str
+    """Features with the same name share a table."""
     embedding_dim: builtins.int
     value_dim: builtins.int
+    """Numbers in a row."""
     normalizer: builtins.str
+    """Applied to numbers: `method=log10`, `method=zscore,mean=0,standard_deviation=1`,
+    `method=minmax,min=0,max=1` or `method=expression,expr=…`.
+    """
     pooling: builtins.str
+    """How several embeddings of a row become one: sum or mean."""
     default_value: builtins.str
+    """Stands in for a missing value before ids are made."""
     separator: builtins.str
+    """Cuts text into several values."""
     init_fn: builtins.str
+    """Torch initialiser of the table, such as nn.init.uniform_,a=-0.01,b=0.01."""
     use_mask: builtins.bool
+    """Values may be hidden while training, by data_config.sample_mask_prob."""
     fg_encoded_default_value: builtins.str
+    """Stands in for a missing value of an encoded column."""
     trainable: builtins.bool
+    """A frozen table is looked up but not updated."""
     stub_type: builtins.bool
+    """Computed for other features only."""
     data_type: builtins.str
+    """How the table is stored: FP32, FP16 or BF16."""
     sequence_length: builtins.int
+    """The longest length; what lies beyond is cut off."""
     sequence_delim: builtins.str
+    """Cuts text into positions."""
     storage: TableStorage.ValueType
+    """Ours: how the local engine keeps the rows."""
     @builtins.property
     def autodis(self) -> AutoDisEmbedding: ...
     @builtins.property
     def mlp(self) -> MLPEmbedding: ...
     @builtins.property
-    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Cuts numbers into buckets, whose numbers are ids."""
+
     @builtins.property
     def embedding_constraints(self) -> ParameterConstraints: ...
     @builtins.property
-    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inputs that are sequences, where others are not."""
+
     def __init__(
         self,
         *,
@@ -532,6 +616,8 @@ class RawFeature(message.Message):
 
 @typing.final
 class ComboFeature(message.Message):
+    """The combinations of several categories, as categories."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     @typing.final
@@ -583,28 +669,52 @@ class ComboFeature(message.Message):
     STORAGE_FIELD_NUMBER: builtins.int
     feature_name: builtins.str
     embedding_name: builtins.str
+    """Features with the same name share a table."""
     embedding_dim: builtins.int
     hash_bucket_size: builtins.int
+    """Ids are hashes of the value modulo this."""
     value_dim: builtins.int
+    """Values in a row; 0 for any number."""
     pooling: builtins.str
+    """How several embeddings of a row become one: sum or mean."""
     default_value: builtins.str
+    """Stands in for a missing value before ids are made."""
     separator: builtins.str
+    """Cuts text into several values."""
     init_fn: builtins.str
+    """Torch initialiser of the table, such as nn.init.uniform_,a=-0.01,b=0.01."""
     use_mask: builtins.bool
+    """Values may be hidden while training, by data_config.sample_mask_prob."""
     vocab_file: builtins.str
+    """A file of words, one a line, or of `word id` lines."""
     asset_dir: builtins.str
+    """The folder that vocab_file is in."""
     fg_encoded_default_value: builtins.str
+    """Stands in for a missing value of an encoded column."""
     default_bucketize_value: builtins.int
+    """The id of words that are not in the vocabulary."""
     trainable: builtins.bool
+    """A frozen table is looked up but not updated."""
     stub_type: builtins.bool
+    """Computed for other features only."""
     data_type: builtins.str
+    """How the table is stored: FP32, FP16 or BF16."""
     sequence_length: builtins.int
+    """The longest length; what lies beyond is cut off."""
     sequence_delim: builtins.str
+    """Cuts text into positions."""
     storage: TableStorage.ValueType
+    """Ours: how the local engine keeps the rows."""
     @builtins.property
-    def expression(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def expression(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Where the values come from, such as `user:age`."""
+
     @builtins.property
-    def vocab_list(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def vocab_list(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Words in the order of their ids, which begin at 2: 0 is the default value, 1 any other word.
+        With default_bucketize_value they begin at 0.
+        """
+
     @builtins.property
     def vocab_dict(self) -> containers.ScalarMap[builtins.str, builtins.int]: ...
     @builtins.property
@@ -614,7 +724,9 @@ class ComboFeature(message.Message):
     @builtins.property
     def embedding_constraints(self) -> ParameterConstraints: ...
     @builtins.property
-    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inputs that are sequences, where others are not."""
+
     def __init__(
         self,
         *,
@@ -654,6 +766,8 @@ class ComboFeature(message.Message):
 
 @typing.final
 class CombineFeature(message.Message):
+    """Several values of a row brought together into one number."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     @typing.final
@@ -703,23 +817,42 @@ class CombineFeature(message.Message):
     STORAGE_FIELD_NUMBER: builtins.int
     feature_name: builtins.str
     expression: builtins.str
+    """Where the value comes from: `user:age`, `item:price`, `context:hour`, `feature:other` or `const:1`."""
     embedding_name: builtins.str
+    """Features with the same name share a table."""
     embedding_dim: builtins.int
     num_buckets: builtins.int
+    """Ids are the integers 0 … num_buckets − 1 themselves."""
     pooling: builtins.str
+    """How several embeddings of a row become one: sum or mean."""
     default_value: builtins.str
+    """Stands in for a missing value before ids are made."""
     separator: builtins.str
+    """Cuts text into several values."""
     normalizer: builtins.str
+    """Applied to numbers: `method=log10`, `method=zscore,mean=0,standard_deviation=1`,
+    `method=minmax,min=0,max=1` or `method=expression,expr=…`.
+    """
     init_fn: builtins.str
+    """Torch initialiser of the table, such as nn.init.uniform_,a=-0.01,b=0.01."""
     use_mask: builtins.bool
+    """Values may be hidden while training, by data_config.sample_mask_prob."""
     combiner: builtins.str
+    """How several values become one: sum, mean, min or max."""
     fg_encoded_default_value: builtins.str
+    """Stands in for a missing value of an encoded column."""
     trainable: builtins.bool
+    """A frozen table is looked up but not updated."""
     stub_type: builtins.bool
+    """Computed for other features only."""
     data_type: builtins.str
+    """How the table is stored: FP32, FP16 or BF16."""
     sequence_length: builtins.int
+    """The longest length; what lies beyond is cut off."""
     sequence_delim: builtins.str
+    """Cuts text into positions."""
     storage: TableStorage.ValueType
+    """Ours: how the local engine keeps the rows."""
     @builtins.property
     def autodis(self) -> AutoDisEmbedding: ...
     @builtins.property
@@ -727,11 +860,15 @@ class CombineFeature(message.Message):
     @builtins.property
     def value_map(self) -> containers.ScalarMap[builtins.str, builtins.float]: ...
     @builtins.property
-    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Cuts numbers into buckets, whose numbers are ids."""
+
     @builtins.property
     def embedding_constraints(self) -> ParameterConstraints: ...
     @builtins.property
-    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inputs that are sequences, where others are not."""
+
     def __init__(
         self,
         *,
@@ -771,6 +908,8 @@ class CombineFeature(message.Message):
 
 @typing.final
 class LookupFeature(message.Message):
+    """The value that a map holds under a key."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     @typing.final
@@ -833,41 +972,76 @@ class LookupFeature(message.Message):
     STORAGE_FIELD_NUMBER: builtins.int
     feature_name: builtins.str
     map: builtins.str
+    """The map's column, such as `user:clicks_by_category`."""
     key: builtins.str
+    """The key's column, such as `item:category`."""
     embedding_name: builtins.str
+    """Features with the same name share a table."""
     embedding_dim: builtins.int
     hash_bucket_size: builtins.int
+    """Ids are hashes of the value modulo this."""
     num_buckets: builtins.int
+    """Ids are the integers 0 … num_buckets − 1 themselves."""
     pooling: builtins.str
+    """How several embeddings of a row become one: sum or mean."""
     combiner: builtins.str
+    """How several values become one: sum, mean, min or max."""
     default_value: builtins.str
+    """Stands in for a missing value before ids are made."""
     separator: builtins.str
+    """Cuts text into several values."""
     need_discrete: builtins.bool
+    """The value is a category, not a number."""
     need_key: builtins.bool
+    """The key is put before the value."""
     normalizer: builtins.str
+    """Applied to numbers: `method=log10`, `method=zscore,mean=0,standard_deviation=1`,
+    `method=minmax,min=0,max=1` or `method=expression,expr=…`.
+    """
     init_fn: builtins.str
+    """Torch initialiser of the table, such as nn.init.uniform_,a=-0.01,b=0.01."""
     value_dim: builtins.int
+    """Values in a row; 0 for any number."""
     value_separator: builtins.str
+    """Cuts a value into several."""
     use_mask: builtins.bool
+    """Values may be hidden while training, by data_config.sample_mask_prob."""
     vocab_file: builtins.str
+    """A file of words, one a line, or of `word id` lines."""
     asset_dir: builtins.str
+    """The folder that vocab_file is in."""
     fg_encoded_default_value: builtins.str
+    """Stands in for a missing value of an encoded column."""
     default_bucketize_value: builtins.int
+    """The id of words that are not in the vocabulary."""
     fg_value_type: builtins.str
+    """The type that values have when they are hashed or looked up."""
     trainable: builtins.bool
+    """A frozen table is looked up but not updated."""
     stub_type: builtins.bool
+    """Computed for other features only."""
     data_type: builtins.str
+    """How the table is stored: FP32, FP16 or BF16."""
     sequence_length: builtins.int
+    """The longest length; what lies beyond is cut off."""
     sequence_delim: builtins.str
+    """Cuts text into positions."""
     storage: TableStorage.ValueType
+    """Ours: how the local engine keeps the rows."""
     @builtins.property
     def autodis(self) -> AutoDisEmbedding: ...
     @builtins.property
     def mlp(self) -> MLPEmbedding: ...
     @builtins.property
-    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Cuts numbers into buckets, whose numbers are ids."""
+
     @builtins.property
-    def vocab_list(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def vocab_list(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Words in the order of their ids, which begin at 2: 0 is the default value, 1 any other word.
+        With default_bucketize_value they begin at 0.
+        """
+
     @builtins.property
     def vocab_dict(self) -> containers.ScalarMap[builtins.str, builtins.int]: ...
     @builtins.property
@@ -877,7 +1051,9 @@ class LookupFeature(message.Message):
     @builtins.property
     def embedding_constraints(self) -> ParameterConstraints: ...
     @builtins.property
-    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inputs that are sequences, where others are not."""
+
     def __init__(
         self,
         *,
@@ -930,6 +1106,8 @@ class LookupFeature(message.Message):
 
 @typing.final
 class MatchFeature(message.Message):
+    """The value that a map of maps holds under two keys."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     @typing.final
@@ -992,41 +1170,76 @@ class MatchFeature(message.Message):
     STORAGE_FIELD_NUMBER: builtins.int
     feature_name: builtins.str
     nested_map: builtins.str
+    """The column of the map of maps."""
     pkey: builtins.str
+    """The key of the outer map; ALL for every key."""
     skey: builtins.str
+    """The key of the inner map; ALL for every key."""
     embedding_name: builtins.str
+    """Features with the same name share a table."""
     embedding_dim: builtins.int
     hash_bucket_size: builtins.int
+    """Ids are hashes of the value modulo this."""
     num_buckets: builtins.int
+    """Ids are the integers 0 … num_buckets − 1 themselves."""
     pooling: builtins.str
+    """How several embeddings of a row become one: sum or mean."""
     default_value: builtins.str
+    """Stands in for a missing value before ids are made."""
     separator: builtins.str
+    """Cuts text into several values."""
     need_discrete: builtins.bool
+    """The value is a category, not a number."""
     show_pkey: builtins.bool
+    """The first key is put before the value."""
     show_skey: builtins.bool
+    """The second key is put before the value."""
     normalizer: builtins.str
+    """Applied to numbers: `method=log10`, `method=zscore,mean=0,standard_deviation=1`,
+    `method=minmax,min=0,max=1` or `method=expression,expr=…`.
+    """
     init_fn: builtins.str
+    """Torch initialiser of the table, such as nn.init.uniform_,a=-0.01,b=0.01."""
     value_dim: builtins.int
+    """Values in a row; 0 for any number."""
     use_mask: builtins.bool
+    """Values may be hidden while training, by data_config.sample_mask_prob."""
     vocab_file: builtins.str
+    """A file of words, one a line, or of `word id` lines."""
     asset_dir: builtins.str
+    """The folder that vocab_file is in."""
     fg_encoded_default_value: builtins.str
+    """Stands in for a missing value of an encoded column."""
     default_bucketize_value: builtins.int
+    """The id of words that are not in the vocabulary."""
     fg_value_type: builtins.str
+    """The type that values have when they are hashed or looked up."""
     trainable: builtins.bool
+    """A frozen table is looked up but not updated."""
     stub_type: builtins.bool
+    """Computed for other features only."""
     data_type: builtins.str
+    """How the table is stored: FP32, FP16 or BF16."""
     sequence_length: builtins.int
+    """The longest length; what lies beyond is cut off."""
     sequence_delim: builtins.str
+    """Cuts text into positions."""
     storage: TableStorage.ValueType
+    """Ours: how the local engine keeps the rows."""
     @builtins.property
     def autodis(self) -> AutoDisEmbedding: ...
     @builtins.property
     def mlp(self) -> MLPEmbedding: ...
     @builtins.property
-    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Cuts numbers into buckets, whose numbers are ids."""
+
     @builtins.property
-    def vocab_list(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def vocab_list(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Words in the order of their ids, which begin at 2: 0 is the default value, 1 any other word.
+        With default_bucketize_value they begin at 0.
+        """
+
     @builtins.property
     def vocab_dict(self) -> containers.ScalarMap[builtins.str, builtins.int]: ...
     @builtins.property
@@ -1036,7 +1249,9 @@ class MatchFeature(message.Message):
     @builtins.property
     def embedding_constraints(self) -> ParameterConstraints: ...
     @builtins.property
-    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inputs that are sequences, where others are not."""
+
     def __init__(
         self,
         *,
@@ -1089,6 +1304,8 @@ class MatchFeature(message.Message):
 
 @typing.final
 class ExprFeature(message.Message):
+    """The value of a formula."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     AUTODIS_FIELD_NUMBER: builtins.int
@@ -1117,34 +1334,56 @@ class ExprFeature(message.Message):
     STORAGE_FIELD_NUMBER: builtins.int
     feature_name: builtins.str
     expression: builtins.str
+    """The formula over the variables' names, such as `clicks / (views + 1)`."""
     embedding_name: builtins.str
+    """Features with the same name share a table."""
     embedding_dim: builtins.int
     separator: builtins.str
+    """Cuts text into several values."""
     fill_missing: builtins.float
+    """Stands in for a missing input."""
     pooling: builtins.str
+    """How several embeddings of a row become one: sum or mean."""
     default_value: builtins.str
+    """Stands in for a missing value before ids are made."""
     init_fn: builtins.str
+    """Torch initialiser of the table, such as nn.init.uniform_,a=-0.01,b=0.01."""
     use_mask: builtins.bool
+    """Values may be hidden while training, by data_config.sample_mask_prob."""
     value_dim: builtins.int
+    """Values in a row; 0 for any number."""
     fg_encoded_default_value: builtins.str
+    """Stands in for a missing value of an encoded column."""
     trainable: builtins.bool
+    """A frozen table is looked up but not updated."""
     stub_type: builtins.bool
+    """Computed for other features only."""
     data_type: builtins.str
+    """How the table is stored: FP32, FP16 or BF16."""
     sequence_length: builtins.int
+    """The longest length; what lies beyond is cut off."""
     sequence_delim: builtins.str
+    """Cuts text into positions."""
     storage: TableStorage.ValueType
+    """Ours: how the local engine keeps the rows."""
     @builtins.property
     def autodis(self) -> AutoDisEmbedding: ...
     @builtins.property
     def mlp(self) -> MLPEmbedding: ...
     @builtins.property
-    def variables(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def variables(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inputs of the formula."""
+
     @builtins.property
-    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Cuts numbers into buckets, whose numbers are ids."""
+
     @builtins.property
     def embedding_constraints(self) -> ParameterConstraints: ...
     @builtins.property
-    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inputs that are sequences, where others are not."""
+
     def __init__(
         self,
         *,
@@ -1183,6 +1422,8 @@ class ExprFeature(message.Message):
 
 @typing.final
 class OverlapFeature(message.Message):
+    """How far two texts share their terms."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     AUTODIS_FIELD_NUMBER: builtins.int
@@ -1212,30 +1453,50 @@ class OverlapFeature(message.Message):
     query: builtins.str
     title: builtins.str
     method: builtins.str
+    """What is computed, such as query_common_ratio or is_contain."""
     embedding_name: builtins.str
+    """Features with the same name share a table."""
     embedding_dim: builtins.int
     normalizer: builtins.str
+    """Applied to numbers: `method=log10`, `method=zscore,mean=0,standard_deviation=1`,
+    `method=minmax,min=0,max=1` or `method=expression,expr=…`.
+    """
     pooling: builtins.str
+    """How several embeddings of a row become one: sum or mean."""
     separator: builtins.str
+    """Cuts text into several values."""
     init_fn: builtins.str
+    """Torch initialiser of the table, such as nn.init.uniform_,a=-0.01,b=0.01."""
     use_mask: builtins.bool
+    """Values may be hidden while training, by data_config.sample_mask_prob."""
     fg_encoded_default_value: builtins.str
+    """Stands in for a missing value of an encoded column."""
     trainable: builtins.bool
+    """A frozen table is looked up but not updated."""
     stub_type: builtins.bool
+    """Computed for other features only."""
     data_type: builtins.str
+    """How the table is stored: FP32, FP16 or BF16."""
     sequence_length: builtins.int
+    """The longest length; what lies beyond is cut off."""
     sequence_delim: builtins.str
+    """Cuts text into positions."""
     storage: TableStorage.ValueType
+    """Ours: how the local engine keeps the rows."""
     @builtins.property
     def autodis(self) -> AutoDisEmbedding: ...
     @builtins.property
     def mlp(self) -> MLPEmbedding: ...
     @builtins.property
-    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Cuts numbers into buckets, whose numbers are ids."""
+
     @builtins.property
     def embedding_constraints(self) -> ParameterConstraints: ...
     @builtins.property
-    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inputs that are sequences, where others are not."""
+
     def __init__(
         self,
         *,
@@ -1273,6 +1534,8 @@ class OverlapFeature(message.Message):
 
 @typing.final
 class TextNormalizer(message.Message):
+    """How text is cleaned before it is cut into tokens."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     MAX_LENGTH_FIELD_NUMBER: builtins.int
@@ -1297,6 +1560,8 @@ class TextNormalizer(message.Message):
 
 @typing.final
 class TokenizeFeature(message.Message):
+    """Text as ids of tokens."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     FEATURE_NAME_FIELD_NUMBER: builtins.int
@@ -1323,29 +1588,48 @@ class TokenizeFeature(message.Message):
     STORAGE_FIELD_NUMBER: builtins.int
     feature_name: builtins.str
     expression: builtins.str
+    """Where the value comes from: `user:age`, `item:price`, `context:hour`, `feature:other` or `const:1`."""
     embedding_name: builtins.str
+    """Features with the same name share a table."""
     embedding_dim: builtins.int
     vocab_file: builtins.str
+    """A file of words, one a line, or of `word id` lines."""
     asset_dir: builtins.str
+    """The folder that vocab_file is in."""
     pooling: builtins.str
+    """How several embeddings of a row become one: sum or mean."""
     default_value: builtins.str
+    """Stands in for a missing value before ids are made."""
     tokenizer_type: builtins.str
+    """bpe or sentencepiece."""
     init_fn: builtins.str
+    """Torch initialiser of the table, such as nn.init.uniform_,a=-0.01,b=0.01."""
     use_mask: builtins.bool
+    """Values may be hidden while training, by data_config.sample_mask_prob."""
     fg_encoded_default_value: builtins.str
+    """Stands in for a missing value of an encoded column."""
     trainable: builtins.bool
+    """A frozen table is looked up but not updated."""
     stub_type: builtins.bool
+    """Computed for other features only."""
     data_type: builtins.str
+    """How the table is stored: FP32, FP16 or BF16."""
     sequence_length: builtins.int
+    """The longest length; what lies beyond is cut off."""
     sequence_delim: builtins.str
+    """Cuts text into positions."""
     tokens_as_sequence: builtins.bool
+    """One position a token."""
     storage: TableStorage.ValueType
+    """Ours: how the local engine keeps the rows."""
     @builtins.property
     def text_normalizer(self) -> TextNormalizer: ...
     @builtins.property
     def embedding_constraints(self) -> ParameterConstraints: ...
     @builtins.property
-    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inputs that are sequences, where others are not."""
+
     def __init__(
         self,
         *,
@@ -1380,6 +1664,8 @@ class TokenizeFeature(message.Message):
 
 @typing.final
 class KvDotProduct(message.Message):
+    """The dot product of two sparse vectors that are written as key:value pairs."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     AUTODIS_FIELD_NUMBER: builtins.int
@@ -1410,31 +1696,51 @@ class KvDotProduct(message.Message):
     query: builtins.str
     document: builtins.str
     embedding_name: builtins.str
+    """Features with the same name share a table."""
     embedding_dim: builtins.int
     separator: builtins.str
+    """Cuts text into several values."""
     kv_delimiter: builtins.float
     normalizer: builtins.str
+    """Applied to numbers: `method=log10`, `method=zscore,mean=0,standard_deviation=1`,
+    `method=minmax,min=0,max=1` or `method=expression,expr=…`.
+    """
     pooling: builtins.str
+    """How several embeddings of a row become one: sum or mean."""
     default_value: builtins.str
+    """Stands in for a missing value before ids are made."""
     init_fn: builtins.str
+    """Torch initialiser of the table, such as nn.init.uniform_,a=-0.01,b=0.01."""
     use_mask: builtins.bool
+    """Values may be hidden while training, by data_config.sample_mask_prob."""
     fg_encoded_default_value: builtins.str
+    """Stands in for a missing value of an encoded column."""
     trainable: builtins.bool
+    """A frozen table is looked up but not updated."""
     stub_type: builtins.bool
+    """Computed for other features only."""
     data_type: builtins.str
+    """How the table is stored: FP32, FP16 or BF16."""
     sequence_length: builtins.int
+    """The longest length; what lies beyond is cut off."""
     sequence_delim: builtins.str
+    """Cuts text into positions."""
     storage: TableStorage.ValueType
+    """Ours: how the local engine keeps the rows."""
     @builtins.property
     def autodis(self) -> AutoDisEmbedding: ...
     @builtins.property
     def mlp(self) -> MLPEmbedding: ...
     @builtins.property
-    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Cuts numbers into buckets, whose numbers are ids."""
+
     @builtins.property
     def embedding_constraints(self) -> ParameterConstraints: ...
     @builtins.property
-    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inputs that are sequences, where others are not."""
+
     def __init__(
         self,
         *,
@@ -1473,6 +1779,8 @@ class KvDotProduct(message.Message):
 
 @typing.final
 class CustomFeature(message.Message):
+    """A feature that a library of the user's own computes."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     @typing.final
@@ -1533,29 +1841,53 @@ class CustomFeature(message.Message):
     STORAGE_FIELD_NUMBER: builtins.int
     feature_name: builtins.str
     operator_name: builtins.str
+    """What the library calls it."""
     operator_lib_file: builtins.str
+    """The library's path."""
     is_op_thread_safe: builtins.bool
     embedding_name: builtins.str
+    """Features with the same name share a table."""
     embedding_dim: builtins.int
     hash_bucket_size: builtins.int
+    """Ids are hashes of the value modulo this."""
     num_buckets: builtins.int
+    """Ids are the integers 0 … num_buckets − 1 themselves."""
     pooling: builtins.str
+    """How several embeddings of a row become one: sum or mean."""
     default_value: builtins.str
+    """Stands in for a missing value before ids are made."""
     separator: builtins.str
+    """Cuts text into several values."""
     normalizer: builtins.str
+    """Applied to numbers: `method=log10`, `method=zscore,mean=0,standard_deviation=1`,
+    `method=minmax,min=0,max=1` or `method=expression,expr=…`.
+    """
     init_fn: builtins.str
+    """Torch initialiser of the table, such as nn.init.uniform_,a=-0.01,b=0.01."""
     value_dim: builtins.int
+    """Values in a row; 0 for any number."""
     use_mask: builtins.bool
+    """Values may be hidden while training, by data_config.sample_mask_prob."""
     vocab_file: builtins.str
+    """A file of words, one a line, or of `word id` lines."""
     asset_dir: builtins.str
+    """The folder that vocab_file is in."""
     fg_encoded_default_value: builtins.str
+    """Stands in for a missing value of an encoded column."""
     default_bucketize_value: builtins.int
+    """The id of words that are not in the vocabulary."""
     trainable: builtins.bool
+    """A frozen table is looked up but not updated."""
     stub_type: builtins.bool
+    """Computed for other features only."""
     data_type: builtins.str
+    """How the table is stored: FP32, FP16 or BF16."""
     sequence_length: builtins.int
+    """The longest length; what lies beyond is cut off."""
     sequence_delim: builtins.str
+    """Cuts text into positions."""
     storage: TableStorage.ValueType
+    """Ours: how the local engine keeps the rows."""
     @builtins.property
     def autodis(self) -> AutoDisEmbedding: ...
     @builtins.property
@@ -1563,11 +1895,19 @@ class CustomFeature(message.Message):
     @builtins.property
     def operator_params(self) -> struct_pb2.Struct: ...
     @builtins.property
-    def expression(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def expression(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inputs of the library."""
+
     @builtins.property
-    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Cuts numbers into buckets, whose numbers are ids."""
+
     @builtins.property
-    def vocab_list(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def vocab_list(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Words in the order of their ids, which begin at 2: 0 is the default value, 1 any other word.
+        With default_bucketize_value they begin at 0.
+        """
+
     @builtins.property
     def vocab_dict(self) -> containers.ScalarMap[builtins.str, builtins.int]: ...
     @builtins.property
@@ -1577,7 +1917,9 @@ class CustomFeature(message.Message):
     @builtins.property
     def embedding_constraints(self) -> ParameterConstraints: ...
     @builtins.property
-    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inputs that are sequences, where others are not."""
+
     def __init__(
         self,
         *,
@@ -1628,6 +1970,8 @@ class CustomFeature(message.Message):
 
 @typing.final
 class BoolMaskFeature(message.Message):
+    """The values at which a second input is true."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     @typing.final
@@ -1681,30 +2025,56 @@ class BoolMaskFeature(message.Message):
     STORAGE_FIELD_NUMBER: builtins.int
     feature_name: builtins.str
     embedding_name: builtins.str
+    """Features with the same name share a table."""
     embedding_dim: builtins.int
     hash_bucket_size: builtins.int
+    """Ids are hashes of the value modulo this."""
     num_buckets: builtins.int
+    """Ids are the integers 0 … num_buckets − 1 themselves."""
     value_dim: builtins.int
+    """Values in a row; 0 for any number."""
     pooling: builtins.str
+    """How several embeddings of a row become one: sum or mean."""
     default_value: builtins.str
+    """Stands in for a missing value before ids are made."""
     separator: builtins.str
+    """Cuts text into several values."""
     init_fn: builtins.str
+    """Torch initialiser of the table, such as nn.init.uniform_,a=-0.01,b=0.01."""
     use_mask: builtins.bool
+    """Values may be hidden while training, by data_config.sample_mask_prob."""
     vocab_file: builtins.str
+    """A file of words, one a line, or of `word id` lines."""
     asset_dir: builtins.str
+    """The folder that vocab_file is in."""
     fg_encoded_default_value: builtins.str
+    """Stands in for a missing value of an encoded column."""
     default_bucketize_value: builtins.int
+    """The id of words that are not in the vocabulary."""
     fg_value_type: builtins.str
+    """The type that values have when they are hashed or looked up."""
     trainable: builtins.bool
+    """A frozen table is looked up but not updated."""
     stub_type: builtins.bool
+    """Computed for other features only."""
     data_type: builtins.str
+    """How the table is stored: FP32, FP16 or BF16."""
     sequence_length: builtins.int
+    """The longest length; what lies beyond is cut off."""
     sequence_delim: builtins.str
+    """Cuts text into positions."""
     storage: TableStorage.ValueType
+    """Ours: how the local engine keeps the rows."""
     @builtins.property
-    def expression(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def expression(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The values, then the truth values."""
+
     @builtins.property
-    def vocab_list(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def vocab_list(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Words in the order of their ids, which begin at 2: 0 is the default value, 1 any other word.
+        With default_bucketize_value they begin at 0.
+        """
+
     @builtins.property
     def vocab_dict(self) -> containers.ScalarMap[builtins.str, builtins.int]: ...
     @builtins.property
@@ -1714,7 +2084,9 @@ class BoolMaskFeature(message.Message):
     @builtins.property
     def embedding_constraints(self) -> ParameterConstraints: ...
     @builtins.property
-    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inputs that are sequences, where others are not."""
+
     def __init__(
         self,
         *,
@@ -1756,6 +2128,10 @@ class BoolMaskFeature(message.Message):
 
 @typing.final
 class SequenceFeature(message.Message):
+    """Sequences of equal lengths, such as the items, categories and times of past clicks.
+    A member is named `<sequence_name>__<feature_name>`.
+    """
+
     DESCRIPTOR: descriptor.Descriptor
 
     SEQUENCE_NAME_FIELD_NUMBER: builtins.int
@@ -1764,9 +2140,13 @@ class SequenceFeature(message.Message):
     SEQUENCE_PK_FIELD_NUMBER: builtins.int
     FEATURES_FIELD_NUMBER: builtins.int
     sequence_name: builtins.str
+    """Put before the names of members and of their columns."""
     sequence_length: builtins.int
+    """The longest length; what lies beyond is cut off."""
     sequence_delim: builtins.str
+    """Cuts text into positions."""
     sequence_pk: builtins.str
+    """The column that serving finds the sequence by."""
     @builtins.property
     def features(self) -> containers.RepeatedCompositeFieldContainer[SeqFeatureConfig]: ...
     def __init__(
@@ -1786,6 +2166,8 @@ class SequenceFeature(message.Message):
 
 @typing.final
 class FeatureConfig(message.Message):
+    """One feature, of one of these kinds; `sequence_` kinds have one value a position."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     ID_FEATURE_FIELD_NUMBER: builtins.int
@@ -1902,6 +2284,8 @@ class FeatureConfig(message.Message):
 
 @typing.final
 class SeqFeatureConfig(message.Message):
+    """A member of a sequence_feature."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     ID_FEATURE_FIELD_NUMBER: builtins.int

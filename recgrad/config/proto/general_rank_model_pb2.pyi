@@ -20,6 +20,8 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class RocketLaunching(message.Message):
+    """A light network that learns from the label and from a larger one beside it (Zhou et al. 2018)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     SHARE_MLP_FIELD_NUMBER: builtins.int
@@ -28,13 +30,20 @@ class RocketLaunching(message.Message):
     FEATURE_BASED_DISTILLATION_FIELD_NUMBER: builtins.int
     FEATURE_DISTILLATION_FUNCTION_FIELD_NUMBER: builtins.int
     feature_based_distillation: builtins.bool
+    """Bring hidden layers of equal width together too."""
     feature_distillation_function: simi_pb2.Similarity.ValueType
     @builtins.property
-    def share_mlp(self) -> module_pb2.MLP: ...
+    def share_mlp(self) -> module_pb2.MLP:
+        """Layers that both networks share."""
+
     @builtins.property
-    def booster_mlp(self) -> module_pb2.MLP: ...
+    def booster_mlp(self) -> module_pb2.MLP:
+        """The larger network."""
+
     @builtins.property
-    def light_mlp(self) -> module_pb2.MLP: ...
+    def light_mlp(self) -> module_pb2.MLP:
+        """The network that is kept."""
+
     def __init__(
         self,
         *,

@@ -21,6 +21,8 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class LossConfig(message.Message):
+    """A loss."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     BINARY_CROSS_ENTROPY_FIELD_NUMBER: builtins.int
@@ -43,7 +45,9 @@ class LossConfig(message.Message):
     @builtins.property
     def binary_focal_loss(self) -> BinaryFocalLoss: ...
     @builtins.property
-    def custom_loss(self) -> component_pb2.CustomComponent: ...
+    def custom_loss(self) -> component_pb2.CustomComponent:
+        """Ours, from here on."""
+
     @builtins.property
     def recon_loss(self) -> SidReconLoss: ...
     @builtins.property
@@ -78,6 +82,8 @@ class LossConfig(message.Message):
 
 @typing.final
 class SidReconLoss(message.Message):
+    """Distance between an item's vector and its reconstruction."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     RECON_TYPE_FIELD_NUMBER: builtins.int
@@ -95,6 +101,8 @@ class SidReconLoss(message.Message):
 
 @typing.final
 class SidCommitmentLoss(message.Message):
+    """Pulls vectors to the codes they chose."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LATENT_WEIGHT_FIELD_NUMBER: builtins.int
@@ -116,6 +124,8 @@ class SidCommitmentLoss(message.Message):
 
 @typing.final
 class SidContrastiveLoss(message.Message):
+    """Pulls the codes of related items together."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -129,6 +139,8 @@ class SidContrastiveLoss(message.Message):
 
 @typing.final
 class BinaryCrossEntropy(message.Message):
+    """Cross entropy of one logit."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LABEL_SMOOTHING_FIELD_NUMBER: builtins.int
@@ -146,6 +158,8 @@ class BinaryCrossEntropy(message.Message):
 
 @typing.final
 class SoftmaxCrossEntropy(message.Message):
+    """Cross entropy over classes, or over an item and its negatives."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LABEL_SMOOTHING_FIELD_NUMBER: builtins.int
@@ -163,6 +177,8 @@ class SoftmaxCrossEntropy(message.Message):
 
 @typing.final
 class L2Loss(message.Message):
+    """Mean squared error."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -176,12 +192,16 @@ class L2Loss(message.Message):
 
 @typing.final
 class JRCLoss(message.Message):
+    """Joint ranking and calibration: cross entropy and a contrast inside sessions (Sheng et al. 2023)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     SESSION_NAME_FIELD_NUMBER: builtins.int
     ALPHA_FIELD_NUMBER: builtins.int
     session_name: builtins.str
+    """The field whose rows form a session."""
     alpha: builtins.float
+    """The share of the cross entropy."""
     def __init__(
         self,
         *,
@@ -196,14 +216,19 @@ class JRCLoss(message.Message):
 
 @typing.final
 class BinaryFocalLoss(message.Message):
+    """Cross entropy that weighs hard rows more (Lin et al. 2017)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     GAMMA_FIELD_NUMBER: builtins.int
     ALPHA_FIELD_NUMBER: builtins.int
     DETACH_WEIGHT_FIELD_NUMBER: builtins.int
     gamma: builtins.float
+    """How much easy rows count less; 0 is cross entropy."""
     alpha: builtins.float
+    """The weight of positive rows."""
     detach_weight: builtins.bool
+    """Ours: take the weights as constants in the gradient."""
     def __init__(
         self,
         *,

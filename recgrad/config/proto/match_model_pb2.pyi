@@ -21,6 +21,8 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class DSSM(message.Message):
+    """Two towers whose vectors are compared; each has tables of its own."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     USER_TOWER_FIELD_NUMBER: builtins.int
@@ -30,9 +32,12 @@ class DSSM(message.Message):
     TEMPERATURE_FIELD_NUMBER: builtins.int
     IN_BATCH_NEGATIVE_FIELD_NUMBER: builtins.int
     output_dim: builtins.int
+    """Width of the vectors that are compared; 0 for the towers' own."""
     similarity: simi_pb2.Similarity.ValueType
     temperature: builtins.float
+    """Similarities are divided by it."""
     in_batch_negative: builtins.bool
+    """Other rows' items are the negatives."""
     @builtins.property
     def user_tower(self) -> tower_pb2.Tower: ...
     @builtins.property
@@ -55,6 +60,8 @@ class DSSM(message.Message):
 
 @typing.final
 class HSTUMatch(message.Message):
+    """Two towers, the user's being an HSTU over the history."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     USER_TOWER_FIELD_NUMBER: builtins.int
@@ -67,8 +74,11 @@ class HSTUMatch(message.Message):
     output_dim: builtins.int
     similarity: simi_pb2.Similarity.ValueType
     temperature: builtins.float
+    """Similarities are divided by it."""
     in_batch_negative: builtins.bool
+    """Other rows' items are the negatives."""
     sequence_timestamp_is_ascending: builtins.bool
+    """The oldest event comes first."""
     @builtins.property
     def user_tower(self) -> tower_pb2.HSTUUserTower: ...
     @builtins.property
@@ -92,6 +102,8 @@ class HSTUMatch(message.Message):
 
 @typing.final
 class DSSMV2(message.Message):
+    """Two towers that share their embedding tables."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     USER_TOWER_FIELD_NUMBER: builtins.int
@@ -101,9 +113,12 @@ class DSSMV2(message.Message):
     TEMPERATURE_FIELD_NUMBER: builtins.int
     IN_BATCH_NEGATIVE_FIELD_NUMBER: builtins.int
     output_dim: builtins.int
+    """Width of the vectors that are compared; 0 for the towers' own."""
     similarity: simi_pb2.Similarity.ValueType
     temperature: builtins.float
+    """Similarities are divided by it."""
     in_batch_negative: builtins.bool
+    """Other rows' items are the negatives."""
     @builtins.property
     def user_tower(self) -> tower_pb2.Tower: ...
     @builtins.property
@@ -126,6 +141,8 @@ class DSSMV2(message.Message):
 
 @typing.final
 class TDM(message.Message):
+    """A tree of items, searched from the root by one model (Zhu et al. 2018)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     MULTIWINDOW_DIN_FIELD_NUMBER: builtins.int
@@ -148,6 +165,8 @@ class TDM(message.Message):
 
 @typing.final
 class DAT(message.Message):
+    """Two towers that also learn to imitate each other's vectors (Yu et al. 2021)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     USER_TOWER_FIELD_NUMBER: builtins.int
@@ -161,9 +180,13 @@ class DAT(message.Message):
     output_dim: builtins.int
     similarity: simi_pb2.Similarity.ValueType
     temperature: builtins.float
+    """Similarities are divided by it."""
     in_batch_negative: builtins.bool
+    """Other rows' items are the negatives."""
     amm_i_weight: builtins.float
+    """Weight of the loss that imitates items."""
     amm_u_weight: builtins.float
+    """Weight of the loss that imitates users."""
     @builtins.property
     def user_tower(self) -> tower_pb2.DATTower: ...
     @builtins.property
@@ -188,6 +211,8 @@ class DAT(message.Message):
 
 @typing.final
 class MIND(message.Message):
+    """Several vectors for each user, by capsules over the history (Li et al. 2019)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     USER_TOWER_FIELD_NUMBER: builtins.int
@@ -198,9 +223,12 @@ class MIND(message.Message):
     TEMPERATURE_FIELD_NUMBER: builtins.int
     OUTPUT_DIM_FIELD_NUMBER: builtins.int
     simi_pow: builtins.float
+    """How much the interest nearest to the item counts more than others."""
     similarity: simi_pb2.Similarity.ValueType
     in_batch_negative: builtins.bool
+    """Other rows' items are the negatives."""
     temperature: builtins.float
+    """Similarities are divided by it."""
     output_dim: builtins.int
     @builtins.property
     def user_tower(self) -> tower_pb2.MINDUserTower: ...

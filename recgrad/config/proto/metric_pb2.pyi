@@ -20,12 +20,16 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class AUC(message.Message):
+    """Area under the ROC curve."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     THRESHOLDS_FIELD_NUMBER: builtins.int
     EXACT_FIELD_NUMBER: builtins.int
     thresholds: builtins.int
+    """Bins of the predictions."""
     exact: builtins.bool
+    """Ours: sort instead of binning."""
     def __init__(
         self,
         *,
@@ -40,14 +44,19 @@ class AUC(message.Message):
 
 @typing.final
 class MulticlassAUC(message.Message):
+    """The area under the ROC curve of each class against the rest, averaged."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     THRESHOLDS_FIELD_NUMBER: builtins.int
     AVERAGE_FIELD_NUMBER: builtins.int
     EXACT_FIELD_NUMBER: builtins.int
     thresholds: builtins.int
+    """Bins of the predictions."""
     average: builtins.str
+    """macro, or weighted by the classes' rows."""
     exact: builtins.bool
+    """Ours: sort instead of binning."""
     def __init__(
         self,
         *,
@@ -63,12 +72,15 @@ class MulticlassAUC(message.Message):
 
 @typing.final
 class RecallAtK(message.Message):
+    """The share of true items among the first k."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     TOP_K_FIELD_NUMBER: builtins.int
     GROUPING_KEY_FIELD_NUMBER: builtins.int
     top_k: builtins.int
     grouping_key: builtins.str
+    """Ours: rows of a group are ranked together; unset for two-tower models."""
     def __init__(
         self,
         *,
@@ -83,6 +95,8 @@ class RecallAtK(message.Message):
 
 @typing.final
 class MeanAbsoluteError(message.Message):
+    """Mean absolute error."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -96,6 +110,8 @@ class MeanAbsoluteError(message.Message):
 
 @typing.final
 class MeanSquaredError(message.Message):
+    """Mean squared error."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -109,12 +125,16 @@ class MeanSquaredError(message.Message):
 
 @typing.final
 class Accuracy(message.Message):
+    """The share of right predictions."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     THRESHOLD_FIELD_NUMBER: builtins.int
     TOP_K_FIELD_NUMBER: builtins.int
     threshold: builtins.float
+    """Probabilities above it count as 1."""
     top_k: builtins.int
+    """Right when the class is among the k most likely."""
     def __init__(
         self,
         *,
@@ -129,6 +149,8 @@ class Accuracy(message.Message):
 
 @typing.final
 class GroupedAUC(message.Message):
+    """The AUC of each group, averaged over groups that have both classes."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     class _Weighting:
@@ -151,7 +173,9 @@ class GroupedAUC(message.Message):
     GROUPING_KEY_FIELD_NUMBER: builtins.int
     WEIGHTING_FIELD_NUMBER: builtins.int
     grouping_key: builtins.str
+    """The field of the groups, such as user_id."""
     weighting: GroupedAUC.Weighting.ValueType
+    """Ours: how groups are weighed."""
     def __init__(
         self,
         *,
@@ -166,6 +190,8 @@ class GroupedAUC(message.Message):
 
 @typing.final
 class XAUC(message.Message):
+    """The share of pairs of rows that the prediction orders as the label does."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     SAMPLE_RATIO_FIELD_NUMBER: builtins.int
@@ -173,9 +199,13 @@ class XAUC(message.Message):
     IN_BATCH_FIELD_NUMBER: builtins.int
     EXACT_FIELD_NUMBER: builtins.int
     sample_ratio: builtins.float
+    """The share of pairs that is looked at."""
     max_pairs: builtins.int
+    """The largest number of pairs."""
     in_batch: builtins.bool
+    """Pairs inside batches only."""
     exact: builtins.bool
+    """Ours: all pairs, in O(n log n)."""
     def __init__(
         self,
         *,
@@ -192,14 +222,18 @@ class XAUC(message.Message):
 
 @typing.final
 class GroupedXAUC(message.Message):
+    """XAUC inside groups."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     GROUPING_KEY_FIELD_NUMBER: builtins.int
     MAX_PAIRS_PER_GROUP_FIELD_NUMBER: builtins.int
     EXACT_FIELD_NUMBER: builtins.int
     grouping_key: builtins.str
+    """The field of the groups, such as user_id."""
     max_pairs_per_group: builtins.int
     exact: builtins.bool
+    """Ours: all pairs."""
     def __init__(
         self,
         *,
@@ -215,10 +249,13 @@ class GroupedXAUC(message.Message):
 
 @typing.final
 class NormalizedEntropy(message.Message):
+    """Cross entropy over the entropy of the base rate."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     ETA_FIELD_NUMBER: builtins.int
     eta: builtins.float
+    """Keeps logarithms finite."""
     def __init__(
         self,
         *,
@@ -232,6 +269,8 @@ class NormalizedEntropy(message.Message):
 
 @typing.final
 class MetricConfig(message.Message):
+    """A metric of evaluation."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     AUC_FIELD_NUMBER: builtins.int
@@ -271,7 +310,9 @@ class MetricConfig(message.Message):
     @builtins.property
     def normalized_entropy(self) -> NormalizedEntropy: ...
     @builtins.property
-    def ndcg_at_k(self) -> NDCGAtK: ...
+    def ndcg_at_k(self) -> NDCGAtK:
+        """Ours, from here on."""
+
     @builtins.property
     def hit_rate_at_k(self) -> HitRateAtK: ...
     @builtins.property
@@ -312,6 +353,8 @@ class MetricConfig(message.Message):
 
 @typing.final
 class TrainMetricConfig(message.Message):
+    """A metric of training, which forgets old steps."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     AUC_FIELD_NUMBER: builtins.int
@@ -326,7 +369,9 @@ class TrainMetricConfig(message.Message):
     DECAY_RATE_FIELD_NUMBER: builtins.int
     DECAY_STEP_FIELD_NUMBER: builtins.int
     decay_rate: builtins.float
+    """What is left of the old value at each decay."""
     decay_step: builtins.int
+    """Updates between decays."""
     @builtins.property
     def auc(self) -> AUC: ...
     @builtins.property
@@ -340,7 +385,9 @@ class TrainMetricConfig(message.Message):
     @builtins.property
     def xauc(self) -> XAUC: ...
     @builtins.property
-    def log_loss(self) -> LogLoss: ...
+    def log_loss(self) -> LogLoss:
+        """Ours, from here on."""
+
     @builtins.property
     def calibration(self) -> Calibration: ...
     @builtins.property
@@ -370,6 +417,8 @@ class TrainMetricConfig(message.Message):
 
 @typing.final
 class NDCGAtK(message.Message):
+    """Ours: discounted gain of the first k, over the best reachable one."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     TOP_K_FIELD_NUMBER: builtins.int
@@ -390,6 +439,8 @@ class NDCGAtK(message.Message):
 
 @typing.final
 class HitRateAtK(message.Message):
+    """Ours: the share of queries with a true item among the first k."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     TOP_K_FIELD_NUMBER: builtins.int
@@ -410,6 +461,8 @@ class HitRateAtK(message.Message):
 
 @typing.final
 class MRR(message.Message):
+    """Ours: the mean of 1 / rank of the first true item."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     TOP_K_FIELD_NUMBER: builtins.int
@@ -430,6 +483,8 @@ class MRR(message.Message):
 
 @typing.final
 class LogLoss(message.Message):
+    """Ours: mean cross entropy."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     EPS_FIELD_NUMBER: builtins.int
@@ -447,7 +502,7 @@ class LogLoss(message.Message):
 
 @typing.final
 class Calibration(message.Message):
-    """Predicted over observed rate, and the expected calibration error over `num_bins` bins."""
+    """Ours: predicted over observed rate, and the expected calibration error over `num_bins` bins."""
 
     DESCRIPTOR: descriptor.Descriptor
 

@@ -40,7 +40,10 @@ class _FeatureGroupTypeEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_Featu
     SEQUENCE: _FeatureGroupType.ValueType  # 2
     JAGGED_SEQUENCE: _FeatureGroupType.ValueType  # 3
 
-class FeatureGroupType(_FeatureGroupType, metaclass=_FeatureGroupTypeEnumTypeWrapper): ...
+class FeatureGroupType(_FeatureGroupType, metaclass=_FeatureGroupTypeEnumTypeWrapper):
+    """DEEP lays embeddings side by side, WIDE gives features narrow tables of their own,
+    SEQUENCE and JAGGED_SEQUENCE keep positions apart.
+    """
 
 DEEP: FeatureGroupType.ValueType  # 0
 WIDE: FeatureGroupType.ValueType  # 1
@@ -57,7 +60,8 @@ class _KernelEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_Kernel.ValueTyp
     PYTORCH: _Kernel.ValueType  # 1
     CUTLASS: _Kernel.ValueType  # 2
 
-class Kernel(_Kernel, metaclass=_KernelEnumTypeWrapper): ...
+class Kernel(_Kernel, metaclass=_KernelEnumTypeWrapper):
+    """Which kernels a model runs on."""
 
 TRITON: Kernel.ValueType  # 0
 PYTORCH: Kernel.ValueType  # 1
@@ -65,13 +69,17 @@ CUTLASS: Kernel.ValueType  # 2
 
 @typing.final
 class SeqGroupConfig(message.Message):
+    """A sequence inside a DEEP group: row features are the query, sequence features the sequence."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     GROUP_NAME_FIELD_NUMBER: builtins.int
     FEATURE_NAMES_FIELD_NUMBER: builtins.int
     EMBEDDING_NAME_SUFFIX_FIELD_NUMBER: builtins.int
     group_name: builtins.str
+    """As encoders name it; the outer group's name if unset."""
     embedding_name_suffix: builtins.str
+    """Gives the group tables of its own."""
     @builtins.property
     def feature_names(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -89,6 +97,8 @@ class SeqGroupConfig(message.Message):
 
 @typing.final
 class FeatureGroupConfig(message.Message):
+    """Features that a model takes in together."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     GROUP_NAME_FIELD_NUMBER: builtins.int
@@ -98,12 +108,16 @@ class FeatureGroupConfig(message.Message):
     SEQUENCE_ENCODERS_FIELD_NUMBER: builtins.int
     EMBEDDING_NAME_SUFFIX_FIELD_NUMBER: builtins.int
     group_name: builtins.str
+    """As models and towers name it."""
     group_type: FeatureGroupType.ValueType
     embedding_name_suffix: builtins.str
+    """Gives the group tables of its own."""
     @builtins.property
     def feature_names(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @builtins.property
-    def sequence_groups(self) -> containers.RepeatedCompositeFieldContainer[SeqGroupConfig]: ...
+    def sequence_groups(self) -> containers.RepeatedCompositeFieldContainer[SeqGroupConfig]:
+        """Sequences that encoders turn into columns of a DEEP group."""
+
     @builtins.property
     def sequence_encoders(self) -> containers.RepeatedCompositeFieldContainer[seq_encoder_pb2.SeqEncoderConfig]: ...
     def __init__(
@@ -124,6 +138,8 @@ class FeatureGroupConfig(message.Message):
 
 @typing.final
 class ModelConfig(message.Message):
+    """The model, its inputs, losses and metrics."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     DLRM_FIELD_NUMBER: builtins.int
@@ -164,9 +180,12 @@ class ModelConfig(message.Message):
     USE_PARETO_LOSS_WEIGHT_FIELD_NUMBER: builtins.int
     COMPILE_FIELD_NUMBER: builtins.int
     num_class: builtins.int
+    """Classes of the label; 1 for one logit."""
     kernel: Kernel.ValueType
     use_pareto_loss_weight: builtins.bool
+    """Weigh tasks so that none gains at another's cost (Lin et al. 2019)."""
     compile: builtins.bool
+    """Ours: run the dense part through torch.compile."""
     @builtins.property
     def dlrm(self) -> rank_model_pb2.DLRM: ...
     @builtins.property
@@ -222,7 +241,9 @@ class ModelConfig(message.Message):
     @builtins.property
     def sid_rqkmeans(self) -> sid_model_pb2.SidRqkmeans: ...
     @builtins.property
-    def custom_model(self) -> component_pb2.CustomComponent: ...
+    def custom_model(self) -> component_pb2.CustomComponent:
+        """Ours, from here on."""
+
     @builtins.property
     def feature_groups(self) -> containers.RepeatedCompositeFieldContainer[FeatureGroupConfig]: ...
     @builtins.property

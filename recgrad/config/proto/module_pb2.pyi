@@ -20,6 +20,8 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class MLP(message.Message):
+    """Linear layers, each with a norm, an activation and dropout."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     HIDDEN_UNITS_FIELD_NUMBER: builtins.int
@@ -29,13 +31,18 @@ class MLP(message.Message):
     BIAS_FIELD_NUMBER: builtins.int
     USE_LN_FIELD_NUMBER: builtins.int
     activation: builtins.str
+    """A class of torch.nn, or Dice; empty for none."""
     use_bn: builtins.bool
+    """Batch norm before the activation."""
     bias: builtins.bool
     use_ln: builtins.bool
+    """Layer norm before the activation."""
     @builtins.property
     def hidden_units(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @builtins.property
-    def dropout_ratio(self) -> containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    def dropout_ratio(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
+        """One for all layers, or one for each."""
+
     def __init__(
         self,
         *,
@@ -54,6 +61,8 @@ class MLP(message.Message):
 
 @typing.final
 class ExtractionNetwork(message.Message):
+    """One level of PLE: experts of each task, and shared ones."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     NETWORK_NAME_FIELD_NUMBER: builtins.int
@@ -63,7 +72,9 @@ class ExtractionNetwork(message.Message):
     SHARE_EXPERT_NET_FIELD_NUMBER: builtins.int
     network_name: builtins.str
     expert_num_per_task: builtins.int
+    """Experts that one task has for itself."""
     share_num: builtins.int
+    """Experts that all tasks share."""
     @builtins.property
     def task_expert_net(self) -> MLP: ...
     @builtins.property
@@ -85,12 +96,16 @@ class ExtractionNetwork(message.Message):
 
 @typing.final
 class VariationalDropout(message.Message):
+    """Dropout of whole features whose rates are learned, for feature selection."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     REGULARIZATION_LAMBDA_FIELD_NUMBER: builtins.int
     EMBEDDING_WISE_VARIATIONAL_DROPOUT_FIELD_NUMBER: builtins.int
     regularization_lambda: builtins.float
+    """Weight of the loss that raises dropout rates."""
     embedding_wise_variational_dropout: builtins.bool
+    """A rate for each column instead of each feature."""
     def __init__(
         self,
         *,
@@ -105,6 +120,8 @@ class VariationalDropout(message.Message):
 
 @typing.final
 class B2ICapsule(message.Message):
+    """Capsules that group a sequence into interests."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     MAX_K_FIELD_NUMBER: builtins.int
@@ -117,13 +134,17 @@ class B2ICapsule(message.Message):
     CONST_CAPS_NUM_FIELD_NUMBER: builtins.int
     ROUTING_INIT_METHOD_FIELD_NUMBER: builtins.int
     max_k: builtins.int
+    """The most interests of a user."""
     max_seq_len: builtins.int
     high_dim: builtins.int
+    """Width of an interest."""
     num_iters: builtins.int
+    """Rounds of routing."""
     routing_logits_scale: builtins.float
     routing_logits_stddev: builtins.float
     squash_pow: builtins.float
     const_caps_num: builtins.bool
+    """max_k interests for every user, however short the history."""
     routing_init_method: builtins.str
     def __init__(
         self,
@@ -146,13 +167,17 @@ class B2ICapsule(message.Message):
 
 @typing.final
 class MaskBlock(message.Message):
+    """A layer that is gated by a mask computed from the input (MaskNet)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     REDUCTION_RATIO_FIELD_NUMBER: builtins.int
     AGGREGATION_DIM_FIELD_NUMBER: builtins.int
     HIDDEN_DIM_FIELD_NUMBER: builtins.int
     reduction_ratio: builtins.float
+    """Width of the mask's hidden layer over that of the input."""
     aggregation_dim: builtins.int
+    """Width of the mask's hidden layer, instead of reduction_ratio."""
     hidden_dim: builtins.int
     def __init__(
         self,
@@ -169,6 +194,8 @@ class MaskBlock(message.Message):
 
 @typing.final
 class MaskNetModule(message.Message):
+    """Mask blocks, side by side or one after another (Wang et al. 2021)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     N_MASK_BLOCKS_FIELD_NUMBER: builtins.int
@@ -177,6 +204,7 @@ class MaskNetModule(message.Message):
     USE_PARALLEL_FIELD_NUMBER: builtins.int
     n_mask_blocks: builtins.int
     use_parallel: builtins.bool
+    """Blocks side by side instead of one after another."""
     @builtins.property
     def mask_block(self) -> MaskBlock: ...
     @builtins.property
@@ -197,6 +225,8 @@ class MaskNetModule(message.Message):
 
 @typing.final
 class Cross(message.Message):
+    """Cross layers with a weight vector each (DCN)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     CROSS_NUM_FIELD_NUMBER: builtins.int
@@ -214,12 +244,15 @@ class Cross(message.Message):
 
 @typing.final
 class CrossV2(message.Message):
+    """Cross layers with a low-rank weight matrix each (DCN v2)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     CROSS_NUM_FIELD_NUMBER: builtins.int
     LOW_RANK_FIELD_NUMBER: builtins.int
     cross_num: builtins.int
     low_rank: builtins.int
+    """Rank of the weight matrices."""
     def __init__(
         self,
         *,
@@ -234,6 +267,8 @@ class CrossV2(message.Message):
 
 @typing.final
 class CIN(message.Message):
+    """Compressed interaction network (xDeepFM)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     CIN_LAYER_SIZE_FIELD_NUMBER: builtins.int
@@ -252,6 +287,8 @@ class CIN(message.Message):
 
 @typing.final
 class WuKongLayer(message.Message):
+    """Factorization machines and a linear part, stacked (WuKong)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LCB_FEATURE_NUM_FIELD_NUMBER: builtins.int
@@ -259,8 +296,11 @@ class WuKongLayer(message.Message):
     COMPRESSED_FEATURE_NUM_FIELD_NUMBER: builtins.int
     FEATURE_NUM_MLP_FIELD_NUMBER: builtins.int
     lcb_feature_num: builtins.int
+    """Fields from the linear part."""
     fmb_feature_num: builtins.int
+    """Fields from the factorization machine."""
     compressed_feature_num: builtins.int
+    """Columns that pairs are compressed to."""
     @builtins.property
     def feature_num_mlp(self) -> MLP: ...
     def __init__(
@@ -279,6 +319,8 @@ class WuKongLayer(message.Message):
 
 @typing.final
 class GRSimpleActionEncoder(message.Message):
+    """Actions on an item as an embedding."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     ACTION_EMBEDDING_DIM_FIELD_NUMBER: builtins.int
@@ -311,6 +353,8 @@ class GRSimpleActionEncoder(message.Message):
 
 @typing.final
 class GRActionEncoder(message.Message):
+    """How actions of a history are embedded."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     SIMPLE_ACTION_ENCODER_FIELD_NUMBER: builtins.int
@@ -331,6 +375,8 @@ class GRActionEncoder(message.Message):
 
 @typing.final
 class GRSliceContentEncoder(message.Message):
+    """Takes from the longer of two inputs as many columns as the other has."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -344,6 +390,8 @@ class GRSliceContentEncoder(message.Message):
 
 @typing.final
 class GRPadContentEncoder(message.Message):
+    """Fills up the shorter of two inputs with zeros."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -357,6 +405,8 @@ class GRPadContentEncoder(message.Message):
 
 @typing.final
 class GRMLPContentEncoder(message.Message):
+    """Brings two inputs to one width by an MLP each."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     UIH_MLP_FIELD_NUMBER: builtins.int
@@ -379,6 +429,8 @@ class GRMLPContentEncoder(message.Message):
 
 @typing.final
 class GRContentEncoder(message.Message):
+    """How items of history and candidates get one width."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     SLICE_CONTENT_ENCODER_FIELD_NUMBER: builtins.int
@@ -407,6 +459,8 @@ class GRContentEncoder(message.Message):
 
 @typing.final
 class GRSimpleContextualizedMLP(message.Message):
+    """An MLP that does not look at the context."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     HIDDEN_DIM_FIELD_NUMBER: builtins.int
@@ -424,6 +478,8 @@ class GRSimpleContextualizedMLP(message.Message):
 
 @typing.final
 class GRParameterizedContextualizedMLP(message.Message):
+    """An MLP whose weights depend on the context."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     HIDDEN_DIM_FIELD_NUMBER: builtins.int
@@ -444,6 +500,8 @@ class GRParameterizedContextualizedMLP(message.Message):
 
 @typing.final
 class GRContextualizedMLP(message.Message):
+    """An MLP, with or without the context."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     SIMPLE_MLP_FIELD_NUMBER: builtins.int
@@ -468,6 +526,8 @@ class GRContextualizedMLP(message.Message):
 
 @typing.final
 class GRContextualPreprocessor(message.Message):
+    """Puts context, history and candidates into one sequence."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     ACTION_ENCODER_FIELD_NUMBER: builtins.int
@@ -498,6 +558,8 @@ class GRContextualPreprocessor(message.Message):
 
 @typing.final
 class GRContextualInterleavePreprocessor(message.Message):
+    """The same, with items and actions taking turns."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     ACTION_ENCODER_FIELD_NUMBER: builtins.int
@@ -531,6 +593,8 @@ class GRContextualInterleavePreprocessor(message.Message):
 
 @typing.final
 class GRUIHPreprocessor(message.Message):
+    """Puts the history alone into a sequence."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     ACTION_ENCODER_FIELD_NUMBER: builtins.int
@@ -553,6 +617,8 @@ class GRUIHPreprocessor(message.Message):
 
 @typing.final
 class GRInputPreprocessor(message.Message):
+    """How an HSTU's sequence is made."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     CONTEXTUAL_PREPROCESSOR_FIELD_NUMBER: builtins.int
@@ -581,6 +647,8 @@ class GRInputPreprocessor(message.Message):
 
 @typing.final
 class GRL2NormPostprocessor(message.Message):
+    """Scales outputs to length 1."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -594,6 +662,8 @@ class GRL2NormPostprocessor(message.Message):
 
 @typing.final
 class GRLayerNormPostprocessor(message.Message):
+    """Layer norm of outputs."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -607,6 +677,8 @@ class GRLayerNormPostprocessor(message.Message):
 
 @typing.final
 class GRTimestampLayerNormPostprocessor(message.Message):
+    """Layer norm of outputs beside features of the time."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     TIME_DURATION_PERIOD_UNITS_FIELD_NUMBER: builtins.int
@@ -629,6 +701,8 @@ class GRTimestampLayerNormPostprocessor(message.Message):
 
 @typing.final
 class GROutputPostprocessor(message.Message):
+    """What is done with an HSTU's outputs."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     L2NORM_POSTPROCESSOR_FIELD_NUMBER: builtins.int
@@ -657,6 +731,8 @@ class GROutputPostprocessor(message.Message):
 
 @typing.final
 class STU(message.Message):
+    """A sequential transduction unit, the layer of HSTU (Zhai et al. 2024)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     EMBEDDING_DIM_FIELD_NUMBER: builtins.int
@@ -719,6 +795,8 @@ class STU(message.Message):
 
 @typing.final
 class GRPositionalEncoder(message.Message):
+    """Embeddings of position and time."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     NUM_POSITION_BUCKETS_FIELD_NUMBER: builtins.int
@@ -748,6 +826,8 @@ class GRPositionalEncoder(message.Message):
 
 @typing.final
 class HSTU(message.Message):
+    """A stack of STU layers with input and output."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     STU_FIELD_NUMBER: builtins.int

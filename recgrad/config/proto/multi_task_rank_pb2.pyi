@@ -22,6 +22,8 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class SimpleMultiTask(message.Message):
+    """A tower for each task over the same input."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     TASK_TOWERS_FIELD_NUMBER: builtins.int
@@ -40,6 +42,8 @@ class SimpleMultiTask(message.Message):
 
 @typing.final
 class MMoE(message.Message):
+    """Experts that each task mixes by a gate of its own (Ma et al. 2018)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     EXPERT_MLP_FIELD_NUMBER: builtins.int
@@ -50,7 +54,9 @@ class MMoE(message.Message):
     @builtins.property
     def expert_mlp(self) -> module_pb2.MLP: ...
     @builtins.property
-    def gate_mlp(self) -> module_pb2.MLP: ...
+    def gate_mlp(self) -> module_pb2.MLP:
+        """Layers before the gates; none if unset."""
+
     @builtins.property
     def task_towers(self) -> containers.RepeatedCompositeFieldContainer[tower_pb2.TaskTower]: ...
     def __init__(
@@ -69,6 +75,8 @@ class MMoE(message.Message):
 
 @typing.final
 class DBMTL(message.Message):
+    """Towers that build on each other's layers (Wang et al. 2019)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     MASK_NET_FIELD_NUMBER: builtins.int
@@ -81,9 +89,13 @@ class DBMTL(message.Message):
     @builtins.property
     def mask_net(self) -> module_pb2.MaskNetModule: ...
     @builtins.property
-    def bottom_mlp(self) -> module_pb2.MLP: ...
+    def bottom_mlp(self) -> module_pb2.MLP:
+        """Layers before the experts."""
+
     @builtins.property
-    def expert_mlp(self) -> module_pb2.MLP: ...
+    def expert_mlp(self) -> module_pb2.MLP:
+        """Experts; none if unset."""
+
     @builtins.property
     def gate_mlp(self) -> module_pb2.MLP: ...
     @builtins.property
@@ -106,6 +118,8 @@ class DBMTL(message.Message):
 
 @typing.final
 class DC2VR(message.Message):
+    """Towers that are corrected for the tasks that come before."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     BOTTOM_MLP_FIELD_NUMBER: builtins.int
@@ -115,9 +129,13 @@ class DC2VR(message.Message):
     TASK_TOWERS_FIELD_NUMBER: builtins.int
     num_expert: builtins.int
     @builtins.property
-    def bottom_mlp(self) -> module_pb2.MLP: ...
+    def bottom_mlp(self) -> module_pb2.MLP:
+        """Layers before the experts."""
+
     @builtins.property
-    def expert_mlp(self) -> module_pb2.MLP: ...
+    def expert_mlp(self) -> module_pb2.MLP:
+        """Experts; none if unset."""
+
     @builtins.property
     def gate_mlp(self) -> module_pb2.MLP: ...
     @builtins.property
@@ -139,6 +157,8 @@ class DC2VR(message.Message):
 
 @typing.final
 class PLE(message.Message):
+    """Levels of shared experts and of each task's own (Tang et al. 2020)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     EXTRACTION_NETWORKS_FIELD_NUMBER: builtins.int
@@ -161,6 +181,8 @@ class PLE(message.Message):
 
 @typing.final
 class DlrmHSTU(message.Message):
+    """HSTU over the history, ranking many tasks."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     HSTU_FIELD_NUMBER: builtins.int
@@ -198,6 +220,8 @@ class DlrmHSTU(message.Message):
 
 @typing.final
 class UltraHSTU(message.Message):
+    """DlrmHSTU with several stacks."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     HSTU_FIELD_NUMBER: builtins.int
@@ -235,6 +259,8 @@ class UltraHSTU(message.Message):
 
 @typing.final
 class PEPNet(message.Message):
+    """Gates of the user and the domain on embeddings and towers (Chang et al. 2023)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     EPNET_HIDDEN_UNIT_FIELD_NUMBER: builtins.int
@@ -248,10 +274,14 @@ class PEPNet(message.Message):
     TASK_TOWERS_FIELD_NUMBER: builtins.int
     epnet_hidden_unit: builtins.int
     epnet_gamma: builtins.float
+    """Gates lie between 0 and this."""
     ppnet_activation: builtins.str
     ppnet_gamma: builtins.float
+    """Gates lie between 0 and this."""
     domain_input_name: builtins.str
+    """The field of the domain, for towers of each domain."""
     task_domain_num: builtins.int
+    """Domains."""
     @builtins.property
     def ppnet_hidden_units(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @builtins.property

@@ -30,7 +30,8 @@ class _WeightDecayModeEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_Weight
     L2: _WeightDecayMode.ValueType  # 1
     DECOUPLE: _WeightDecayMode.ValueType  # 2
 
-class WeightDecayMode(_WeightDecayMode, metaclass=_WeightDecayModeEnumTypeWrapper): ...
+class WeightDecayMode(_WeightDecayMode, metaclass=_WeightDecayModeEnumTypeWrapper):
+    """L2 adds λw to the gradient; DECOUPLE shrinks the weight beside the update."""
 
 NONE: WeightDecayMode.ValueType  # 0
 L2: WeightDecayMode.ValueType  # 1
@@ -38,6 +39,8 @@ DECOUPLE: WeightDecayMode.ValueType  # 2
 
 @typing.final
 class SparseOptimizer(message.Message):
+    """The optimizer of embedding tables, and its schedule."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     SGD_OPTIMIZER_FIELD_NUMBER: builtins.int
@@ -88,7 +91,9 @@ class SparseOptimizer(message.Message):
     @builtins.property
     def rmsprop_optimizer(self) -> FusedRMSpropOptimizer: ...
     @builtins.property
-    def lion_optimizer(self) -> FusedLionOptimizer: ...
+    def lion_optimizer(self) -> FusedLionOptimizer:
+        """Ours, from here on."""
+
     @builtins.property
     def ftrl_optimizer(self) -> FusedFtrlOptimizer: ...
     @builtins.property
@@ -104,7 +109,9 @@ class SparseOptimizer(message.Message):
     @builtins.property
     def cosine_annealing_warm_restarts_learning_rate(self) -> CosineAnnealingWarmRestartsLR: ...
     @builtins.property
-    def step_decay_learning_rate(self) -> StepDecayLR: ...
+    def step_decay_learning_rate(self) -> StepDecayLR:
+        """Ours, from here on."""
+
     @builtins.property
     def one_cycle_learning_rate(self) -> OneCycleLR: ...
     @builtins.property
@@ -120,7 +127,9 @@ class SparseOptimizer(message.Message):
     @builtins.property
     def sequence_learning_rate(self) -> SequenceLR: ...
     @builtins.property
-    def part_optimizers(self) -> containers.RepeatedCompositeFieldContainer[SparsePartOptimizer]: ...
+    def part_optimizers(self) -> containers.RepeatedCompositeFieldContainer[SparsePartOptimizer]:
+        """Ours: tables that are treated apart."""
+
     def __init__(
         self,
         *,
@@ -167,10 +176,13 @@ class SparseOptimizer(message.Message):
 
 @typing.final
 class EMAConfig(message.Message):
+    """A moving average of the dense weights."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     DECAY_FIELD_NUMBER: builtins.int
     decay: builtins.float
+    """What is left of the average at each update."""
     def __init__(
         self,
         *,
@@ -184,6 +196,8 @@ class EMAConfig(message.Message):
 
 @typing.final
 class DenseOptimizer(message.Message):
+    """The optimizer of all weights outside of tables, and its schedule."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     SGD_OPTIMIZER_FIELD_NUMBER: builtins.int
@@ -221,6 +235,7 @@ class DenseOptimizer(message.Message):
     EMA_FIELD_NUMBER: builtins.int
     EXCLUDE_BIAS_AND_NORM_FIELD_NUMBER: builtins.int
     exclude_bias_and_norm: builtins.bool
+    """Ours: no weight decay on biases, norms and embeddings."""
     @builtins.property
     def sgd_optimizer(self) -> SGDOptimizer: ...
     @builtins.property
@@ -234,7 +249,9 @@ class DenseOptimizer(message.Message):
     @builtins.property
     def rmsprop_optimizer(self) -> RMSpropOptimizer: ...
     @builtins.property
-    def nadam_optimizer(self) -> NAdamOptimizer: ...
+    def nadam_optimizer(self) -> NAdamOptimizer:
+        """Ours, from here on."""
+
     @builtins.property
     def radam_optimizer(self) -> RAdamOptimizer: ...
     @builtins.property
@@ -268,7 +285,9 @@ class DenseOptimizer(message.Message):
     @builtins.property
     def cosine_annealing_warm_restarts_learning_rate(self) -> CosineAnnealingWarmRestartsLR: ...
     @builtins.property
-    def step_decay_learning_rate(self) -> StepDecayLR: ...
+    def step_decay_learning_rate(self) -> StepDecayLR:
+        """Ours, from here on."""
+
     @builtins.property
     def one_cycle_learning_rate(self) -> OneCycleLR: ...
     @builtins.property
@@ -284,7 +303,9 @@ class DenseOptimizer(message.Message):
     @builtins.property
     def sequence_learning_rate(self) -> SequenceLR: ...
     @builtins.property
-    def part_optimizers(self) -> containers.RepeatedCompositeFieldContainer[PartOptimizer]: ...
+    def part_optimizers(self) -> containers.RepeatedCompositeFieldContainer[PartOptimizer]:
+        """Parameters that are treated apart; the first pattern that matches counts."""
+
     @builtins.property
     def ema(self) -> EMAConfig: ...
     def __init__(
@@ -340,6 +361,8 @@ class DenseOptimizer(message.Message):
 
 @typing.final
 class PartOptimizer(message.Message):
+    """The parameters whose names match the pattern get an optimizer and a schedule of their own."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     SGD_OPTIMIZER_FIELD_NUMBER: builtins.int
@@ -376,7 +399,9 @@ class PartOptimizer(message.Message):
     REGEX_PATTERN_FIELD_NUMBER: builtins.int
     EXCLUDE_BIAS_AND_NORM_FIELD_NUMBER: builtins.int
     regex_pattern: builtins.str
+    """Must match the whole name of a parameter."""
     exclude_bias_and_norm: builtins.bool
+    """Ours: no weight decay on biases, norms and embeddings."""
     @builtins.property
     def sgd_optimizer(self) -> SGDOptimizer: ...
     @builtins.property
@@ -390,7 +415,9 @@ class PartOptimizer(message.Message):
     @builtins.property
     def rmsprop_optimizer(self) -> RMSpropOptimizer: ...
     @builtins.property
-    def nadam_optimizer(self) -> NAdamOptimizer: ...
+    def nadam_optimizer(self) -> NAdamOptimizer:
+        """Ours, from here on."""
+
     @builtins.property
     def radam_optimizer(self) -> RAdamOptimizer: ...
     @builtins.property
@@ -424,7 +451,9 @@ class PartOptimizer(message.Message):
     @builtins.property
     def cosine_annealing_warm_restarts_learning_rate(self) -> CosineAnnealingWarmRestartsLR: ...
     @builtins.property
-    def step_decay_learning_rate(self) -> StepDecayLR: ...
+    def step_decay_learning_rate(self) -> StepDecayLR:
+        """Ours, from here on."""
+
     @builtins.property
     def one_cycle_learning_rate(self) -> OneCycleLR: ...
     @builtins.property
@@ -491,6 +520,8 @@ class PartOptimizer(message.Message):
 
 @typing.final
 class FusedSGDOptimizer(message.Message):
+    """w −= ηg."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -500,9 +531,12 @@ class FusedSGDOptimizer(message.Message):
     WEIGHT_DECAY_MODE_FIELD_NUMBER: builtins.int
     lr: builtins.float
     gradient_clipping: builtins.bool
+    """Clamp each element of the gradient to ±max_gradient."""
     max_gradient: builtins.float
     weight_decay: builtins.float
+    """Ours: λ; the mode says how it is applied."""
     weight_decay_mode: WeightDecayMode.ValueType
+    """Ours: unset, Adam, LAMB and Lion decouple and the others add to the gradient."""
     def __init__(
         self,
         *,
@@ -520,6 +554,8 @@ class FusedSGDOptimizer(message.Message):
 
 @typing.final
 class FusedAdagradOptimizer(message.Message):
+    """Adagrad with a sum for each element."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -531,11 +567,15 @@ class FusedAdagradOptimizer(message.Message):
     WEIGHT_DECAY_MODE_FIELD_NUMBER: builtins.int
     lr: builtins.float
     gradient_clipping: builtins.bool
+    """Clamp each element of the gradient to ±max_gradient."""
     max_gradient: builtins.float
     initial_accumulator_value: builtins.float
     eps: builtins.float
+    """Ours: keeps the divisor above 0."""
     weight_decay: builtins.float
+    """Ours: λ; the mode says how it is applied."""
     weight_decay_mode: WeightDecayMode.ValueType
+    """Ours: unset, Adam, LAMB and Lion decouple and the others add to the gradient."""
     def __init__(
         self,
         *,
@@ -555,6 +595,8 @@ class FusedAdagradOptimizer(message.Message):
 
 @typing.final
 class FusedAdamOptimizer(message.Message):
+    """Adam."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -570,9 +612,12 @@ class FusedAdamOptimizer(message.Message):
     beta2: builtins.float
     weight_decay: builtins.float
     gradient_clipping: builtins.bool
+    """Clamp each element of the gradient to ±max_gradient."""
     max_gradient: builtins.float
     eps: builtins.float
+    """Ours: keeps the divisor above 0."""
     weight_decay_mode: WeightDecayMode.ValueType
+    """Ours: unset, Adam, LAMB and Lion decouple and the others add to the gradient."""
     def __init__(
         self,
         *,
@@ -593,6 +638,8 @@ class FusedAdamOptimizer(message.Message):
 
 @typing.final
 class FusedLarsSGDOptimizer(message.Message):
+    """SGD with a rate for each row, by the norms of row and gradient."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -606,9 +653,12 @@ class FusedLarsSGDOptimizer(message.Message):
     momentum: builtins.float
     weight_decay: builtins.float
     gradient_clipping: builtins.bool
+    """Clamp each element of the gradient to ±max_gradient."""
     max_gradient: builtins.float
     trust_coefficient: builtins.float
+    """Ours: factor of the trust ratio."""
     weight_decay_mode: WeightDecayMode.ValueType
+    """Ours: unset, Adam, LAMB and Lion decouple and the others add to the gradient."""
     def __init__(
         self,
         *,
@@ -628,6 +678,8 @@ class FusedLarsSGDOptimizer(message.Message):
 
 @typing.final
 class FusedLAMBOptimizer(message.Message):
+    """Adam with a rate for each row, by the norms of row and update."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -643,9 +695,12 @@ class FusedLAMBOptimizer(message.Message):
     beta2: builtins.float
     weight_decay: builtins.float
     gradient_clipping: builtins.bool
+    """Clamp each element of the gradient to ±max_gradient."""
     max_gradient: builtins.float
     eps: builtins.float
+    """Ours: keeps the divisor above 0."""
     weight_decay_mode: WeightDecayMode.ValueType
+    """Ours: unset, Adam, LAMB and Lion decouple and the others add to the gradient."""
     def __init__(
         self,
         *,
@@ -666,6 +721,8 @@ class FusedLAMBOptimizer(message.Message):
 
 @typing.final
 class FusedPartialRowWiseLAMBOptimizer(message.Message):
+    """LAMB with one second moment a row."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -681,9 +738,12 @@ class FusedPartialRowWiseLAMBOptimizer(message.Message):
     beta2: builtins.float
     weight_decay: builtins.float
     gradient_clipping: builtins.bool
+    """Clamp each element of the gradient to ±max_gradient."""
     max_gradient: builtins.float
     eps: builtins.float
+    """Ours: keeps the divisor above 0."""
     weight_decay_mode: WeightDecayMode.ValueType
+    """Ours: unset, Adam, LAMB and Lion decouple and the others add to the gradient."""
     def __init__(
         self,
         *,
@@ -704,6 +764,8 @@ class FusedPartialRowWiseLAMBOptimizer(message.Message):
 
 @typing.final
 class FusedPartialRowWiseAdamOptimizer(message.Message):
+    """Adam with one second moment a row."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -719,9 +781,12 @@ class FusedPartialRowWiseAdamOptimizer(message.Message):
     beta2: builtins.float
     weight_decay: builtins.float
     gradient_clipping: builtins.bool
+    """Clamp each element of the gradient to ±max_gradient."""
     max_gradient: builtins.float
     eps: builtins.float
+    """Ours: keeps the divisor above 0."""
     weight_decay_mode: WeightDecayMode.ValueType
+    """Ours: unset, Adam, LAMB and Lion decouple and the others add to the gradient."""
     def __init__(
         self,
         *,
@@ -742,6 +807,8 @@ class FusedPartialRowWiseAdamOptimizer(message.Message):
 
 @typing.final
 class FusedRowWiseAdagradOptimizer(message.Message):
+    """Adagrad with one sum a row."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -755,9 +822,12 @@ class FusedRowWiseAdagradOptimizer(message.Message):
     weight_decay: builtins.float
     weight_decay_mode: WeightDecayMode.ValueType
     gradient_clipping: builtins.bool
+    """Clamp each element of the gradient to ±max_gradient."""
     max_gradient: builtins.float
     eps: builtins.float
+    """Ours: keeps the divisor above 0."""
     initial_accumulator_value: builtins.float
+    """Ours: where the sums begin."""
     def __init__(
         self,
         *,
@@ -777,6 +847,8 @@ class FusedRowWiseAdagradOptimizer(message.Message):
 
 @typing.final
 class FusedAdadeltaOptimizer(message.Message):
+    """Adadelta (Zeiler 2012)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -791,8 +863,10 @@ class FusedAdadeltaOptimizer(message.Message):
     eps: builtins.float
     weight_decay: builtins.float
     gradient_clipping: builtins.bool
+    """Clamp each element of the gradient to ±max_gradient."""
     max_gradient: builtins.float
     weight_decay_mode: WeightDecayMode.ValueType
+    """Ours: unset, Adam, LAMB and Lion decouple and the others add to the gradient."""
     def __init__(
         self,
         *,
@@ -812,6 +886,8 @@ class FusedAdadeltaOptimizer(message.Message):
 
 @typing.final
 class FusedRMSpropOptimizer(message.Message):
+    """RMSprop."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -826,8 +902,10 @@ class FusedRMSpropOptimizer(message.Message):
     eps: builtins.float
     weight_decay: builtins.float
     gradient_clipping: builtins.bool
+    """Clamp each element of the gradient to ±max_gradient."""
     max_gradient: builtins.float
     weight_decay_mode: WeightDecayMode.ValueType
+    """Ours: unset, Adam, LAMB and Lion decouple and the others add to the gradient."""
     def __init__(
         self,
         *,
@@ -847,6 +925,8 @@ class FusedRMSpropOptimizer(message.Message):
 
 @typing.final
 class SGDOptimizer(message.Message):
+    """Stochastic gradient descent with momentum."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -879,6 +959,8 @@ class SGDOptimizer(message.Message):
 
 @typing.final
 class AdagradOptimizer(message.Message):
+    """Adagrad (Duchi et al. 2011)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -908,6 +990,8 @@ class AdagradOptimizer(message.Message):
 
 @typing.final
 class AdamOptimizer(message.Message):
+    """Adam (Kingma and Ba 2015)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -943,6 +1027,8 @@ class AdamOptimizer(message.Message):
 
 @typing.final
 class AdamWOptimizer(message.Message):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -978,6 +1064,8 @@ class AdamWOptimizer(message.Message):
 
 @typing.final
 class AdadeltaOptimizer(message.Message):
+    """Adadelta (Zeiler 2012)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -1004,6 +1092,8 @@ class AdadeltaOptimizer(message.Message):
 
 @typing.final
 class RMSpropOptimizer(message.Message):
+    """RMSprop (Tieleman and Hinton 2012)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -1017,7 +1107,9 @@ class RMSpropOptimizer(message.Message):
     eps: builtins.float
     weight_decay: builtins.float
     momentum: builtins.float
+    """Ours: as in torch."""
     centered: builtins.bool
+    """Ours: divide by the deviation instead of the root mean square."""
     def __init__(
         self,
         *,
@@ -1036,12 +1128,16 @@ class RMSpropOptimizer(message.Message):
 
 @typing.final
 class ConstantLR(message.Message):
+    """The base rate, after the warm-up if any."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     WARMUP_LEARNING_RATE_FIELD_NUMBER: builtins.int
     WARMUP_SIZE_FIELD_NUMBER: builtins.int
     warmup_learning_rate: builtins.float
+    """Ours: where the warm-up begins."""
     warmup_size: builtins.int
+    """Ours: rise in a straight line from warmup_learning_rate to the base rate, over so many."""
     def __init__(
         self,
         *,
@@ -1056,6 +1152,8 @@ class ConstantLR(message.Message):
 
 @typing.final
 class ExponentialDecayLR(message.Message):
+    """The base rate times decay_factor for each decay_size."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     DECAY_SIZE_FIELD_NUMBER: builtins.int
@@ -1066,10 +1164,13 @@ class ExponentialDecayLR(message.Message):
     MIN_LEARNING_RATE_FIELD_NUMBER: builtins.int
     BY_EPOCH_FIELD_NUMBER: builtins.int
     decay_size: builtins.int
+    """Updates, or epochs when by_epoch."""
     decay_factor: builtins.float
     staircase: builtins.bool
+    """Decay in steps, not evenly."""
     warmup_learning_rate: builtins.float
     warmup_size: builtins.int
+    """Rise in a straight line from warmup_learning_rate to the base rate, over so many."""
     min_learning_rate: builtins.float
     by_epoch: builtins.bool
     def __init__(
@@ -1091,6 +1192,8 @@ class ExponentialDecayLR(message.Message):
 
 @typing.final
 class ManualStepLR(message.Message):
+    """Rates by hand: learning_rates[i] once more than schedule_sizes[i] updates are made."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     SCHEDULE_SIZES_FIELD_NUMBER: builtins.int
@@ -1100,9 +1203,12 @@ class ManualStepLR(message.Message):
     WARMUP_LEARNING_RATE_FIELD_NUMBER: builtins.int
     WARMUP_SIZE_FIELD_NUMBER: builtins.int
     warmup: builtins.bool
+    """In a straight line from the base rate to the first of learning_rates."""
     by_epoch: builtins.bool
     warmup_learning_rate: builtins.float
+    """Ours: where the warm-up begins."""
     warmup_size: builtins.int
+    """Ours: rise in a straight line from warmup_learning_rate to the base rate, over so many."""
     @builtins.property
     def schedule_sizes(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @builtins.property
@@ -1125,6 +1231,8 @@ class ManualStepLR(message.Message):
 
 @typing.final
 class CosineAnnealingLR(message.Message):
+    """Half a cosine from the base rate down to the least, over T_max."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     T_MAX_FIELD_NUMBER: builtins.int
@@ -1136,6 +1244,7 @@ class CosineAnnealingLR(message.Message):
     min_learning_rate: builtins.float
     warmup_learning_rate: builtins.float
     warmup_size: builtins.int
+    """Rise in a straight line from warmup_learning_rate to the base rate, over so many."""
     by_epoch: builtins.bool
     def __init__(
         self,
@@ -1154,6 +1263,8 @@ class CosineAnnealingLR(message.Message):
 
 @typing.final
 class CosineAnnealingWarmRestartsLR(message.Message):
+    """Half cosines that begin anew (SGDR, Loshchilov and Hutter 2017)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     T_0_FIELD_NUMBER: builtins.int
@@ -1164,9 +1275,11 @@ class CosineAnnealingWarmRestartsLR(message.Message):
     BY_EPOCH_FIELD_NUMBER: builtins.int
     T_0: builtins.int
     T_mult: builtins.int
+    """Each cycle is so many times longer than the one before."""
     min_learning_rate: builtins.float
     warmup_learning_rate: builtins.float
     warmup_size: builtins.int
+    """Rise in a straight line from warmup_learning_rate to the base rate, over so many."""
     by_epoch: builtins.bool
     def __init__(
         self,
@@ -1186,7 +1299,10 @@ class CosineAnnealingWarmRestartsLR(message.Message):
 
 @typing.final
 class FusedLionOptimizer(message.Message):
-    """Optimizers that the original schema does not have."""
+    """Optimizers that the original schema does not have.
+
+    Ours: Lion (Chen et al. 2023).
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1202,7 +1318,9 @@ class FusedLionOptimizer(message.Message):
     beta2: builtins.float
     weight_decay: builtins.float
     weight_decay_mode: WeightDecayMode.ValueType
+    """Ours: unset, Adam, LAMB and Lion decouple and the others add to the gradient."""
     gradient_clipping: builtins.bool
+    """Clamp each element of the gradient to ±max_gradient."""
     max_gradient: builtins.float
     def __init__(
         self,
@@ -1223,6 +1341,8 @@ class FusedLionOptimizer(message.Message):
 
 @typing.final
 class FusedFtrlOptimizer(message.Message):
+    """Ours: FTRL-Proximal (McMahan et al. 2013)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -1241,7 +1361,9 @@ class FusedFtrlOptimizer(message.Message):
     initial_accumulator_value: builtins.float
     weight_decay: builtins.float
     weight_decay_mode: WeightDecayMode.ValueType
+    """Ours: unset, Adam, LAMB and Lion decouple and the others add to the gradient."""
     gradient_clipping: builtins.bool
+    """Clamp each element of the gradient to ±max_gradient."""
     max_gradient: builtins.float
     def __init__(
         self,
@@ -1264,7 +1386,7 @@ class FusedFtrlOptimizer(message.Message):
 
 @typing.final
 class SparsePartOptimizer(message.Message):
-    """The tables whose names match the pattern get an optimizer and a schedule of their own."""
+    """Ours: the tables whose names match the pattern get an optimizer and a schedule of their own."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1296,6 +1418,7 @@ class SparsePartOptimizer(message.Message):
     REDUCE_ON_PLATEAU_LEARNING_RATE_FIELD_NUMBER: builtins.int
     SEQUENCE_LEARNING_RATE_FIELD_NUMBER: builtins.int
     regex_pattern: builtins.str
+    """Must match the whole name of a table."""
     @builtins.property
     def sgd_optimizer(self) -> FusedSGDOptimizer: ...
     @builtins.property
@@ -1394,6 +1517,8 @@ class SparsePartOptimizer(message.Message):
 
 @typing.final
 class NAdamOptimizer(message.Message):
+    """Ours: Adam with Nesterov momentum (Dozat 2016)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -1409,6 +1534,7 @@ class NAdamOptimizer(message.Message):
     eps: builtins.float
     weight_decay: builtins.float
     momentum_decay: builtins.float
+    """How fast the momentum nears beta1."""
     decoupled_weight_decay: builtins.bool
     def __init__(
         self,
@@ -1429,6 +1555,8 @@ class NAdamOptimizer(message.Message):
 
 @typing.final
 class RAdamOptimizer(message.Message):
+    """Ours: Adam that begins as SGD while its variance is unknown (Liu et al. 2020)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -1461,6 +1589,8 @@ class RAdamOptimizer(message.Message):
 
 @typing.final
 class AdafactorOptimizer(message.Message):
+    """Ours: Adam with factored second moments (Shazeer and Stern 2018)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -1471,10 +1601,12 @@ class AdafactorOptimizer(message.Message):
     WEIGHT_DECAY_FIELD_NUMBER: builtins.int
     lr: builtins.float
     beta2_decay: builtins.float
+    """The second moment forgets by t^beta2_decay."""
     eps1: builtins.float
     """Unset: the machine epsilon of the parameter's type."""
     eps2: builtins.float
     d: builtins.float
+    """The largest root mean square of an update."""
     weight_decay: builtins.float
     def __init__(
         self,
@@ -1494,6 +1626,8 @@ class AdafactorOptimizer(message.Message):
 
 @typing.final
 class LionOptimizer(message.Message):
+    """Ours: the sign of an interpolated momentum (Chen et al. 2023)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -1520,6 +1654,8 @@ class LionOptimizer(message.Message):
 
 @typing.final
 class LambOptimizer(message.Message):
+    """Ours: Adam with a trust ratio for each tensor (You et al. 2020)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -1549,6 +1685,8 @@ class LambOptimizer(message.Message):
 
 @typing.final
 class LarsOptimizer(message.Message):
+    """Ours: SGD with a trust ratio for each tensor (You et al. 2017)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -1581,6 +1719,8 @@ class LarsOptimizer(message.Message):
 
 @typing.final
 class MuonOptimizer(message.Message):
+    """Ours: momentum made orthogonal, for hidden matrices; AdamW for the rest (Jordan 2024)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     class _Scale:
@@ -1592,7 +1732,9 @@ class MuonOptimizer(message.Message):
         MATCH_RMS: MuonOptimizer._Scale.ValueType  # 0
         SPECTRAL: MuonOptimizer._Scale.ValueType  # 1
 
-    class Scale(_Scale, metaclass=_ScaleEnumTypeWrapper): ...
+    class Scale(_Scale, metaclass=_ScaleEnumTypeWrapper):
+        """How updates of matrices of different shapes are made alike."""
+
     MATCH_RMS: MuonOptimizer.Scale.ValueType  # 0
     SPECTRAL: MuonOptimizer.Scale.ValueType  # 1
 
@@ -1611,6 +1753,7 @@ class MuonOptimizer(message.Message):
     momentum: builtins.float
     nesterov: builtins.bool
     ns_steps: builtins.int
+    """Newton–Schulz steps."""
     weight_decay: builtins.float
     scale: MuonOptimizer.Scale.ValueType
     """MATCH_RMS: 0.2 sqrt(max(rows, cols)); SPECTRAL: sqrt(max(1, rows / cols))."""
@@ -1643,6 +1786,8 @@ class MuonOptimizer(message.Message):
 
 @typing.final
 class SoapOptimizer(message.Message):
+    """Ours: Adam in the eigenbasis of Shampoo (Vyas et al. 2024)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -1662,10 +1807,13 @@ class SoapOptimizer(message.Message):
     beta1: builtins.float
     beta2: builtins.float
     shampoo_beta: builtins.float
+    """How slowly the statistics of the basis forget; beta2 if unset."""
     eps: builtins.float
     weight_decay: builtins.float
     precondition_frequency: builtins.int
+    """Updates between changes of the basis."""
     max_precondition_dim: builtins.int
+    """Dimensions beyond this stay unrotated."""
     fallback_lr: builtins.float
     """AdamW for what is not a hidden matrix."""
     fallback_beta1: builtins.float
@@ -1697,6 +1845,8 @@ class SoapOptimizer(message.Message):
 
 @typing.final
 class ScheduleFreeSGDOptimizer(message.Message):
+    """Ours: SGD that averages instead of a schedule (Defazio et al. 2024)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -1710,7 +1860,9 @@ class ScheduleFreeSGDOptimizer(message.Message):
     weight_decay: builtins.float
     warmup_steps: builtins.int
     r: builtins.float
+    """Weighs later steps by t^r in the average."""
     weight_lr_power: builtins.float
+    """Weighs steps by the largest rate so far to this power."""
     def __init__(
         self,
         *,
@@ -1729,6 +1881,8 @@ class ScheduleFreeSGDOptimizer(message.Message):
 
 @typing.final
 class ScheduleFreeAdamWOptimizer(message.Message):
+    """Ours: AdamW that averages instead of a schedule."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -1746,7 +1900,9 @@ class ScheduleFreeAdamWOptimizer(message.Message):
     weight_decay: builtins.float
     warmup_steps: builtins.int
     r: builtins.float
+    """Weighs later steps by t^r in the average."""
     weight_lr_power: builtins.float
+    """Weighs steps by the largest rate so far to this power."""
     def __init__(
         self,
         *,
@@ -1767,6 +1923,8 @@ class ScheduleFreeAdamWOptimizer(message.Message):
 
 @typing.final
 class ScheduleFreeRAdamOptimizer(message.Message):
+    """Ours: RAdam that averages instead of a schedule; it needs no warm-up."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     LR_FIELD_NUMBER: builtins.int
@@ -1783,8 +1941,11 @@ class ScheduleFreeRAdamOptimizer(message.Message):
     eps: builtins.float
     weight_decay: builtins.float
     r: builtins.float
+    """Weighs later steps by t^r in the average."""
     weight_lr_power: builtins.float
+    """Weighs steps by the largest rate so far to this power."""
     silent_sgd_phase: builtins.bool
+    """No updates while the variance is unknown."""
     def __init__(
         self,
         *,
@@ -1805,7 +1966,10 @@ class ScheduleFreeRAdamOptimizer(message.Message):
 
 @typing.final
 class StepDecayLR(message.Message):
-    """Schedules that the original schema does not have. Sizes count updates, or epochs when by_epoch."""
+    """Schedules that the original schema does not have. Sizes count updates, or epochs when by_epoch.
+
+    Ours: the base rate times gamma for each step_size.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1820,6 +1984,7 @@ class StepDecayLR(message.Message):
     min_learning_rate: builtins.float
     warmup_learning_rate: builtins.float
     warmup_size: builtins.int
+    """Rise in a straight line from warmup_learning_rate to the base rate, over so many."""
     by_epoch: builtins.bool
     def __init__(
         self,
@@ -1839,6 +2004,8 @@ class StepDecayLR(message.Message):
 
 @typing.final
 class OneCycleLR(message.Message):
+    """Ours: up to max_lr and down to nearly nothing (Smith and Topin 2018)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     MAX_LR_FIELD_NUMBER: builtins.int
@@ -1858,17 +2025,23 @@ class OneCycleLR(message.Message):
     """Unset: the optimizer's lr."""
     total_size: builtins.int
     pct_start: builtins.float
+    """The share of total_size in which the rate rises."""
     anneal: builtins.str
     """"cos" or "linear"."""
     div_factor: builtins.float
+    """max_lr over the first rate."""
     final_div_factor: builtins.float
+    """The first rate over the last."""
     three_phase: builtins.bool
+    """Down as it went up, then on to the end."""
     cycle_momentum: builtins.bool
+    """Momentum (or beta1) goes the other way."""
     base_momentum: builtins.float
     max_momentum: builtins.float
     by_epoch: builtins.bool
     warmup_learning_rate: builtins.float
     warmup_size: builtins.int
+    """Rise in a straight line from warmup_learning_rate to the base rate, over so many."""
     def __init__(
         self,
         *,
@@ -1894,6 +2067,8 @@ class OneCycleLR(message.Message):
 
 @typing.final
 class PolynomialDecayLR(message.Message):
+    """Ours: down to the least rate by a power of what is left of decay_size."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     DECAY_SIZE_FIELD_NUMBER: builtins.int
@@ -1907,6 +2082,7 @@ class PolynomialDecayLR(message.Message):
     min_learning_rate: builtins.float
     warmup_learning_rate: builtins.float
     warmup_size: builtins.int
+    """Rise in a straight line from warmup_learning_rate to the base rate, over so many."""
     by_epoch: builtins.bool
     def __init__(
         self,
@@ -1926,6 +2102,8 @@ class PolynomialDecayLR(message.Message):
 
 @typing.final
 class LinearDecayLR(message.Message):
+    """Ours: in a straight line down to the least rate over decay_size."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     DECAY_SIZE_FIELD_NUMBER: builtins.int
@@ -1937,6 +2115,7 @@ class LinearDecayLR(message.Message):
     min_learning_rate: builtins.float
     warmup_learning_rate: builtins.float
     warmup_size: builtins.int
+    """Rise in a straight line from warmup_learning_rate to the base rate, over so many."""
     by_epoch: builtins.bool
     def __init__(
         self,
@@ -1955,6 +2134,8 @@ class LinearDecayLR(message.Message):
 
 @typing.final
 class InverseSqrtLR(message.Message):
+    """Ours: up over the warm-up, then down as 1/√n."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     WARMUP_SIZE_FIELD_NUMBER: builtins.int
@@ -1962,6 +2143,7 @@ class InverseSqrtLR(message.Message):
     MIN_LEARNING_RATE_FIELD_NUMBER: builtins.int
     BY_EPOCH_FIELD_NUMBER: builtins.int
     warmup_size: builtins.int
+    """Rise in a straight line from warmup_learning_rate to the base rate, over so many."""
     warmup_learning_rate: builtins.float
     min_learning_rate: builtins.float
     by_epoch: builtins.bool
@@ -1981,6 +2163,8 @@ class InverseSqrtLR(message.Message):
 
 @typing.final
 class WarmupStableDecayLR(message.Message):
+    """Ours: up, level for stable_size, down over decay_size."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     WARMUP_SIZE_FIELD_NUMBER: builtins.int
@@ -1991,6 +2175,7 @@ class WarmupStableDecayLR(message.Message):
     MIN_LEARNING_RATE_FIELD_NUMBER: builtins.int
     BY_EPOCH_FIELD_NUMBER: builtins.int
     warmup_size: builtins.int
+    """Rise in a straight line from warmup_learning_rate to the base rate, over so many."""
     warmup_learning_rate: builtins.float
     stable_size: builtins.int
     decay_size: builtins.int
@@ -2017,6 +2202,8 @@ class WarmupStableDecayLR(message.Message):
 
 @typing.final
 class ReduceOnPlateauLR(message.Message):
+    """Ours: times factor when a metric of the evaluation stops improving."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     METRIC_FIELD_NUMBER: builtins.int
@@ -2034,13 +2221,17 @@ class ReduceOnPlateauLR(message.Message):
     """"max" when larger is better, "min" when smaller is."""
     factor: builtins.float
     patience: builtins.int
+    """Evaluations without improvement that are borne."""
     threshold: builtins.float
+    """What counts as an improvement."""
     threshold_mode: builtins.str
     """"rel" or "abs"."""
     cooldown: builtins.int
+    """Evaluations after a cut that do not count."""
     min_lr: builtins.float
     warmup_learning_rate: builtins.float
     warmup_size: builtins.int
+    """Rise in a straight line from warmup_learning_rate to the base rate, over so many."""
     def __init__(
         self,
         *,
@@ -2063,12 +2254,14 @@ class ReduceOnPlateauLR(message.Message):
 
 @typing.final
 class SequenceLR(message.Message):
-    """One schedule after another: each stage runs for `size`, counting from zero; the last has no end."""
+    """Ours: one schedule after another: each stage runs for `size`, counting from zero; the last has no end."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     @typing.final
     class Stage(message.Message):
+        """One schedule and how long it holds."""
+
         DESCRIPTOR: descriptor.Descriptor
 
         SIZE_FIELD_NUMBER: builtins.int

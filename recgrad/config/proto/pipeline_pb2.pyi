@@ -26,6 +26,8 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class PipelineConfig(message.Message):
+    """The whole of a run: data, features, model, training."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     TRAIN_INPUT_PATH_FIELD_NUMBER: builtins.int
@@ -38,8 +40,11 @@ class PipelineConfig(message.Message):
     FEATURE_CONFIGS_FIELD_NUMBER: builtins.int
     MODEL_CONFIG_FIELD_NUMBER: builtins.int
     train_input_path: builtins.str
+    """Files or tables, several between commas; patterns such as *.parquet."""
     eval_input_path: builtins.str
+    """Empty for no evaluation."""
     model_dir: builtins.str
+    """Where checkpoints, logs and the config are written."""
     @builtins.property
     def train_config(self) -> train_pb2.TrainConfig: ...
     @builtins.property

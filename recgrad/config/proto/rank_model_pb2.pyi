@@ -22,6 +22,8 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class WideAndDeep(message.Message):
+    """A linear part and an MLP (Cheng et al. 2016); groups `wide` and `deep`."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     DEEP_FIELD_NUMBER: builtins.int
@@ -29,11 +31,14 @@ class WideAndDeep(message.Message):
     WIDE_EMBEDDING_DIM_FIELD_NUMBER: builtins.int
     WIDE_INIT_FN_FIELD_NUMBER: builtins.int
     wide_embedding_dim: builtins.int
+    """Width of the wide group's tables."""
     wide_init_fn: builtins.str
     @builtins.property
     def deep(self) -> module_pb2.MLP: ...
     @builtins.property
-    def final(self) -> module_pb2.MLP: ...
+    def final(self) -> module_pb2.MLP:
+        """Layers over both parts; without it their outputs are added."""
+
     def __init__(
         self,
         *,
@@ -50,6 +55,10 @@ class WideAndDeep(message.Message):
 
 @typing.final
 class DeepFM(message.Message):
+    """A linear part, a factorization machine and an MLP (Guo et al. 2017);
+    groups `wide`, `deep` and, where its features are not the deep ones, `fm`.
+    """
+
     DESCRIPTOR: descriptor.Descriptor
 
     DEEP_FIELD_NUMBER: builtins.int
@@ -57,11 +66,14 @@ class DeepFM(message.Message):
     WIDE_EMBEDDING_DIM_FIELD_NUMBER: builtins.int
     WIDE_INIT_FN_FIELD_NUMBER: builtins.int
     wide_embedding_dim: builtins.int
+    """Width of the wide group's tables."""
     wide_init_fn: builtins.str
     @builtins.property
     def deep(self) -> module_pb2.MLP: ...
     @builtins.property
-    def final(self) -> module_pb2.MLP: ...
+    def final(self) -> module_pb2.MLP:
+        """Layers over all parts; without it their outputs are added."""
+
     def __init__(
         self,
         *,
@@ -78,6 +90,8 @@ class DeepFM(message.Message):
 
 @typing.final
 class MultiTower(message.Message):
+    """An MLP for each group, then one over all."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     TOWERS_FIELD_NUMBER: builtins.int
@@ -100,6 +114,8 @@ class MultiTower(message.Message):
 
 @typing.final
 class MultiTowerDIN(message.Message):
+    """MultiTower with towers of attention over a history (DIN, Zhou et al. 2018)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     TOWERS_FIELD_NUMBER: builtins.int
@@ -126,14 +142,19 @@ class MultiTowerDIN(message.Message):
 
 @typing.final
 class DLRM(message.Message):
+    """Dot products of all pairs of fields (Naumov et al. 2019); groups `sparse` and `dense`."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     DENSE_MLP_FIELD_NUMBER: builtins.int
     ARCH_WITH_SPARSE_FIELD_NUMBER: builtins.int
     FINAL_FIELD_NUMBER: builtins.int
     arch_with_sparse: builtins.bool
+    """The embeddings themselves join the products."""
     @builtins.property
-    def dense_mlp(self) -> module_pb2.MLP: ...
+    def dense_mlp(self) -> module_pb2.MLP:
+        """Over the group `dense`; ends as wide as an embedding."""
+
     @builtins.property
     def final(self) -> module_pb2.MLP: ...
     def __init__(
@@ -151,6 +172,8 @@ class DLRM(message.Message):
 
 @typing.final
 class MaskNet(message.Message):
+    """MaskNet over one group."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     MASK_NET_MODULE_FIELD_NUMBER: builtins.int
@@ -169,6 +192,8 @@ class MaskNet(message.Message):
 
 @typing.final
 class DCNV1(message.Message):
+    """Deep & cross network (Wang et al. 2017)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     CROSS_FIELD_NUMBER: builtins.int
@@ -195,6 +220,8 @@ class DCNV1(message.Message):
 
 @typing.final
 class DCNV2(message.Message):
+    """Deep & cross network with matrices (Wang et al. 2021)."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     BACKBONE_FIELD_NUMBER: builtins.int
@@ -202,7 +229,9 @@ class DCNV2(message.Message):
     DEEP_FIELD_NUMBER: builtins.int
     FINAL_FIELD_NUMBER: builtins.int
     @builtins.property
-    def backbone(self) -> module_pb2.MLP: ...
+    def backbone(self) -> module_pb2.MLP:
+        """Layers before the cross layers."""
+
     @builtins.property
     def cross(self) -> module_pb2.CrossV2: ...
     @builtins.property
@@ -225,6 +254,8 @@ class DCNV2(message.Message):
 
 @typing.final
 class xDeepFM(message.Message):
+    """Compressed interactions beside an MLP (Lian et al. 2018); groups `wide` and `deep`."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     CIN_FIELD_NUMBER: builtins.int
@@ -233,6 +264,7 @@ class xDeepFM(message.Message):
     WIDE_EMBEDDING_DIM_FIELD_NUMBER: builtins.int
     WIDE_INIT_FN_FIELD_NUMBER: builtins.int
     wide_embedding_dim: builtins.int
+    """Width of the wide group's tables."""
     wide_init_fn: builtins.str
     @builtins.property
     def cin(self) -> module_pb2.CIN: ...
@@ -257,13 +289,17 @@ class xDeepFM(message.Message):
 
 @typing.final
 class WuKong(message.Message):
+    """Stacked factorization machines (Zhang et al. 2024); groups `sparse` and `dense`."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     DENSE_MLP_FIELD_NUMBER: builtins.int
     WUKONG_LAYERS_FIELD_NUMBER: builtins.int
     FINAL_FIELD_NUMBER: builtins.int
     @builtins.property
-    def dense_mlp(self) -> module_pb2.MLP: ...
+    def dense_mlp(self) -> module_pb2.MLP:
+        """Over the group `dense`; ends as wide as an embedding."""
+
     @builtins.property
     def wukong_layers(self) -> containers.RepeatedCompositeFieldContainer[module_pb2.WuKongLayer]: ...
     @builtins.property

@@ -20,6 +20,8 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class NegativeSampler(message.Message):
+    """Draws items that no row of the batch has, by their weights."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     INPUT_PATH_FIELD_NUMBER: builtins.int
@@ -31,14 +33,22 @@ class NegativeSampler(message.Message):
     FIELD_DELIMITER_FIELD_NUMBER: builtins.int
     ITEM_ID_DELIM_FIELD_NUMBER: builtins.int
     input_path: builtins.str
+    """A table of items: id, weight, attributes."""
     num_sample: builtins.int
+    """Negatives of a batch."""
     item_id_field: builtins.str
     attr_delimiter: builtins.str
+    """Cuts the attributes' text."""
     num_eval_sample: builtins.int
+    """Negatives in evaluation; num_sample if 0."""
     field_delimiter: builtins.str
+    """Cuts columns of a text file."""
     item_id_delim: builtins.str
+    """Cuts several ids of a row."""
     @builtins.property
-    def attr_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def attr_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of the attributes, in their order."""
+
     def __init__(
         self,
         *,
@@ -59,6 +69,8 @@ class NegativeSampler(message.Message):
 
 @typing.final
 class NegativeSamplerV2(message.Message):
+    """Draws items that the user has no positive edge to."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     USER_INPUT_PATH_FIELD_NUMBER: builtins.int
@@ -74,6 +86,7 @@ class NegativeSamplerV2(message.Message):
     user_input_path: builtins.str
     item_input_path: builtins.str
     pos_edge_input_path: builtins.str
+    """User, item, weight."""
     num_sample: builtins.int
     item_id_field: builtins.str
     user_id_field: builtins.str
@@ -104,6 +117,8 @@ class NegativeSamplerV2(message.Message):
 
 @typing.final
 class HardNegativeSampler(message.Message):
+    """Random negatives, and hard ones from the user's edges."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     USER_INPUT_PATH_FIELD_NUMBER: builtins.int
@@ -120,8 +135,10 @@ class HardNegativeSampler(message.Message):
     user_input_path: builtins.str
     item_input_path: builtins.str
     hard_neg_edge_input_path: builtins.str
+    """User, item, weight."""
     num_sample: builtins.int
     num_hard_sample: builtins.int
+    """The most hard negatives of a row."""
     item_id_field: builtins.str
     user_id_field: builtins.str
     attr_delimiter: builtins.str
@@ -152,6 +169,8 @@ class HardNegativeSampler(message.Message):
 
 @typing.final
 class HardNegativeSamplerV2(message.Message):
+    """Hard negatives, and random ones that the user has no positive edge to."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     USER_INPUT_PATH_FIELD_NUMBER: builtins.int
@@ -169,9 +188,12 @@ class HardNegativeSamplerV2(message.Message):
     user_input_path: builtins.str
     item_input_path: builtins.str
     pos_edge_input_path: builtins.str
+    """User, item, weight."""
     hard_neg_edge_input_path: builtins.str
+    """User, item, weight."""
     num_sample: builtins.int
     num_hard_sample: builtins.int
+    """The most hard negatives of a row."""
     item_id_field: builtins.str
     user_id_field: builtins.str
     attr_delimiter: builtins.str
@@ -203,6 +225,8 @@ class HardNegativeSamplerV2(message.Message):
 
 @typing.final
 class TDMSampler(message.Message):
+    """Draws nodes of each level of an item tree."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     ITEM_INPUT_PATH_FIELD_NUMBER: builtins.int
@@ -224,11 +248,15 @@ class TDMSampler(message.Message):
     num_eval_sample: builtins.int
     field_delimiter: builtins.str
     remain_ratio: builtins.float
+    """The share of levels that is learned from."""
     probability_type: builtins.str
+    """How levels are weighed: UNIFORM, ARITHMETIC or RECIPROCAL."""
     @builtins.property
     def attr_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @builtins.property
-    def layer_num_sample(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def layer_num_sample(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Nodes drawn at each level."""
+
     def __init__(
         self,
         *,

@@ -21,6 +21,8 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class DINEncoder(message.Message):
+    """Attention of the query over the sequence, by an MLP."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
@@ -29,7 +31,9 @@ class DINEncoder(message.Message):
     MAX_SEQ_LENGTH_FIELD_NUMBER: builtins.int
     name: builtins.str
     input: builtins.str
+    """A sequence group of the same feature group."""
     max_seq_length: builtins.int
+    """Positions beyond it are cut off; 0 for none."""
     @builtins.property
     def attn_mlp(self) -> module_pb2.MLP: ...
     def __init__(
@@ -48,6 +52,8 @@ class DINEncoder(message.Message):
 
 @typing.final
 class SimpleAttention(message.Message):
+    """Attention by dot products of query and positions."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
@@ -55,6 +61,7 @@ class SimpleAttention(message.Message):
     MAX_SEQ_LENGTH_FIELD_NUMBER: builtins.int
     name: builtins.str
     input: builtins.str
+    """A sequence group of the same feature group."""
     max_seq_length: builtins.int
     def __init__(
         self,
@@ -71,6 +78,8 @@ class SimpleAttention(message.Message):
 
 @typing.final
 class PoolingEncoder(message.Message):
+    """The mean or sum of the positions."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
@@ -79,7 +88,9 @@ class PoolingEncoder(message.Message):
     MAX_SEQ_LENGTH_FIELD_NUMBER: builtins.int
     name: builtins.str
     input: builtins.str
+    """A sequence group of the same feature group."""
     pooling_type: builtins.str
+    """mean or sum."""
     max_seq_length: builtins.int
     def __init__(
         self,
@@ -97,6 +108,8 @@ class PoolingEncoder(message.Message):
 
 @typing.final
 class SelfAttentionEncoder(message.Message):
+    """Multi-head attention of the sequence over itself, then the mean."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
@@ -107,6 +120,7 @@ class SelfAttentionEncoder(message.Message):
     MAX_SEQ_LENGTH_FIELD_NUMBER: builtins.int
     name: builtins.str
     input: builtins.str
+    """A sequence group of the same feature group."""
     multihead_attn_dim: builtins.int
     num_heads: builtins.int
     dropout: builtins.float
@@ -129,6 +143,8 @@ class SelfAttentionEncoder(message.Message):
 
 @typing.final
 class MultiWindowDINEncoder(message.Message):
+    """DIN attention, added up over windows of the sequence."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
@@ -137,10 +153,13 @@ class MultiWindowDINEncoder(message.Message):
     WINDOWS_LEN_FIELD_NUMBER: builtins.int
     name: builtins.str
     input: builtins.str
+    """A sequence group of the same feature group."""
     @builtins.property
     def attn_mlp(self) -> module_pb2.MLP: ...
     @builtins.property
-    def windows_len(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def windows_len(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Positions of each window."""
+
     def __init__(
         self,
         *,
@@ -157,6 +176,8 @@ class MultiWindowDINEncoder(message.Message):
 
 @typing.final
 class SeqEncoderConfig(message.Message):
+    """What turns a sequence group into one vector a row."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     DIN_ENCODER_FIELD_NUMBER: builtins.int

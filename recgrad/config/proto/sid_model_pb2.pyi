@@ -20,6 +20,8 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class FaissKmeansConfig(message.Message):
+    """Options of the k-means that makes a codebook."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     NITER_FIELD_NUMBER: builtins.int
@@ -55,6 +57,8 @@ class FaissKmeansConfig(message.Message):
 
 @typing.final
 class SinkhornConfig(message.Message):
+    """Balances how often codes are used."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     ITERS_FIELD_NUMBER: builtins.int
@@ -78,6 +82,8 @@ class SinkhornConfig(message.Message):
 
 @typing.final
 class ContrastiveConfig(message.Message):
+    """Groups that hold pairs of related items."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     PAIR_FEATURE_GROUP_FIELD_NUMBER: builtins.int
@@ -98,6 +104,8 @@ class ContrastiveConfig(message.Message):
 
 @typing.final
 class SidCandidateOutputConfig(message.Message):
+    """Further codes near the chosen one."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     ENABLED_FIELD_NUMBER: builtins.int
@@ -121,6 +129,8 @@ class SidCandidateOutputConfig(message.Message):
 
 @typing.final
 class SidRqvae(message.Message):
+    """Codes of items by a residual quantising autoencoder."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     EMBED_DIM_FIELD_NUMBER: builtins.int
@@ -143,7 +153,9 @@ class SidRqvae(message.Message):
     @builtins.property
     def hidden_dims(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @builtins.property
-    def codebook(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def codebook(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Codes of each level."""
+
     @builtins.property
     def sinkhorn_config(self) -> SinkhornConfig: ...
     @builtins.property
@@ -173,6 +185,8 @@ class SidRqvae(message.Message):
 
 @typing.final
 class SidRqkmeans(message.Message):
+    """Codes of items by residual k-means."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     CODEBOOK_FIELD_NUMBER: builtins.int
@@ -182,8 +196,11 @@ class SidRqkmeans(message.Message):
     CANDIDATE_OUTPUT_CONFIG_FIELD_NUMBER: builtins.int
     normalize_residuals: builtins.bool
     train_sample_size: builtins.int
+    """Rows that k-means learns from; 0 for all."""
     @builtins.property
-    def codebook(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def codebook(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Codes of each level."""
+
     @builtins.property
     def faiss_kmeans_kwargs(self) -> FaissKmeansConfig: ...
     @builtins.property

@@ -26,7 +26,8 @@ class _SimilarityEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_Similarity.
     INNER_PRODUCT: _Similarity.ValueType  # 1
     EUCLID: _Similarity.ValueType  # 2
 
-class Similarity(_Similarity, metaclass=_SimilarityEnumTypeWrapper): ...
+class Similarity(_Similarity, metaclass=_SimilarityEnumTypeWrapper):
+    """How two vectors are compared."""
 
 COSINE: Similarity.ValueType  # 0
 INNER_PRODUCT: Similarity.ValueType  # 1

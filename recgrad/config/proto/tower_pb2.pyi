@@ -24,11 +24,14 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class Tower(message.Message):
+    """An MLP over a feature group."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     INPUT_FIELD_NUMBER: builtins.int
     MLP_FIELD_NUMBER: builtins.int
     input: builtins.str
+    """A feature group."""
     @builtins.property
     def mlp(self) -> module_pb2.MLP: ...
     def __init__(
@@ -45,6 +48,8 @@ class Tower(message.Message):
 
 @typing.final
 class HSTUUserTower(message.Message):
+    """The user's tower as an HSTU."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     INPUT_FIELD_NUMBER: builtins.int
@@ -69,11 +74,14 @@ class HSTUUserTower(message.Message):
 
 @typing.final
 class DINTower(message.Message):
+    """Attention over a sequence group."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     INPUT_FIELD_NUMBER: builtins.int
     ATTN_MLP_FIELD_NUMBER: builtins.int
     input: builtins.str
+    """A feature group of type SEQUENCE."""
     @builtins.property
     def attn_mlp(self) -> module_pb2.MLP: ...
     def __init__(
@@ -90,6 +98,8 @@ class DINTower(message.Message):
 
 @typing.final
 class TaskTower(message.Message):
+    """A task: its layers, label, losses and metrics."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     TOWER_NAME_FIELD_NUMBER: builtins.int
@@ -109,11 +119,17 @@ class TaskTower(message.Message):
     label_name: builtins.str
     num_class: builtins.int
     weight: builtins.float
+    """Factor of the task's loss."""
     sample_weight_name: builtins.str
+    """One of data_config.sample_weight_fields."""
     task_space_indicator_label: builtins.str
+    """Rows where this label is above 0 are in the task's space."""
     in_task_space_weight: builtins.float
+    """Factor of the loss of rows in the space."""
     out_task_space_weight: builtins.float
+    """Factor of the loss of the other rows."""
     pareto_min_loss_weight: builtins.float
+    """Least weight under use_pareto_loss_weight."""
     @builtins.property
     def metrics(self) -> containers.RepeatedCompositeFieldContainer[metric_pb2.MetricConfig]: ...
     @builtins.property
@@ -147,6 +163,8 @@ class TaskTower(message.Message):
 
 @typing.final
 class BayesTaskTower(message.Message):
+    """A task that builds on others."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     TOWER_NAME_FIELD_NUMBER: builtins.int
@@ -168,11 +186,17 @@ class BayesTaskTower(message.Message):
     label_name: builtins.str
     num_class: builtins.int
     weight: builtins.float
+    """Factor of the task's loss."""
     sample_weight_name: builtins.str
+    """One of data_config.sample_weight_fields."""
     task_space_indicator_label: builtins.str
+    """Rows where this label is above 0 are in the task's space."""
     in_task_space_weight: builtins.float
+    """Factor of the loss of rows in the space."""
     out_task_space_weight: builtins.float
+    """Factor of the loss of the other rows."""
     pareto_min_loss_weight: builtins.float
+    """Least weight under use_pareto_loss_weight."""
     @builtins.property
     def metrics(self) -> containers.RepeatedCompositeFieldContainer[metric_pb2.MetricConfig]: ...
     @builtins.property
@@ -182,7 +206,9 @@ class BayesTaskTower(message.Message):
     @builtins.property
     def mlp(self) -> module_pb2.MLP: ...
     @builtins.property
-    def relation_tower_names(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def relation_tower_names(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Towers before this one whose layers it takes in."""
+
     @builtins.property
     def relation_mlp(self) -> module_pb2.MLP: ...
     def __init__(
@@ -212,6 +238,8 @@ class BayesTaskTower(message.Message):
 
 @typing.final
 class InterventionTaskTower(message.Message):
+    """A task that is corrected for others."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     TOWER_NAME_FIELD_NUMBER: builtins.int
@@ -233,12 +261,17 @@ class InterventionTaskTower(message.Message):
     label_name: builtins.str
     num_class: builtins.int
     weight: builtins.float
+    """Factor of the task's loss."""
     low_rank_dim: builtins.int
     dropout_ratio: builtins.float
     task_space_indicator_label: builtins.str
+    """Rows where this label is above 0 are in the task's space."""
     in_task_space_weight: builtins.float
+    """Factor of the loss of rows in the space."""
     out_task_space_weight: builtins.float
+    """Factor of the loss of the other rows."""
     pareto_min_loss_weight: builtins.float
+    """Least weight under use_pareto_loss_weight."""
     @builtins.property
     def metrics(self) -> containers.RepeatedCompositeFieldContainer[metric_pb2.MetricConfig]: ...
     @builtins.property
@@ -248,7 +281,9 @@ class InterventionTaskTower(message.Message):
     @builtins.property
     def mlp(self) -> module_pb2.MLP: ...
     @builtins.property
-    def intervention_tower_names(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def intervention_tower_names(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Towers before this one that it is corrected for."""
+
     def __init__(
         self,
         *,
@@ -276,6 +311,8 @@ class InterventionTaskTower(message.Message):
 
 @typing.final
 class FusionSubTaskConfig(message.Message):
+    """A task of a fused head."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     TASK_NAME_FIELD_NUMBER: builtins.int
@@ -289,6 +326,7 @@ class FusionSubTaskConfig(message.Message):
     task_name: builtins.str
     label_name: builtins.str
     task_bitmask: builtins.int
+    """The bits of the action that are the label."""
     num_class: builtins.int
     weight: builtins.float
     @builtins.property
@@ -317,6 +355,8 @@ class FusionSubTaskConfig(message.Message):
 
 @typing.final
 class FusionMTLTower(message.Message):
+    """One head for many tasks."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     MLP_FIELD_NUMBER: builtins.int
@@ -339,12 +379,16 @@ class FusionMTLTower(message.Message):
 
 @typing.final
 class MultiWindowDINTower(message.Message):
+    """DIN attention, added up over windows of the sequence."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     WINDOWS_LEN_FIELD_NUMBER: builtins.int
     ATTN_MLP_FIELD_NUMBER: builtins.int
     @builtins.property
-    def windows_len(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def windows_len(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Positions of each window."""
+
     @builtins.property
     def attn_mlp(self) -> module_pb2.MLP: ...
     def __init__(
@@ -361,6 +405,8 @@ class MultiWindowDINTower(message.Message):
 
 @typing.final
 class DATTower(message.Message):
+    """An MLP over a feature group and an imitated vector."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     INPUT_FIELD_NUMBER: builtins.int
@@ -368,6 +414,7 @@ class DATTower(message.Message):
     MLP_FIELD_NUMBER: builtins.int
     input: builtins.str
     augment_input: builtins.str
+    """The group of the imitated vector."""
     @builtins.property
     def mlp(self) -> module_pb2.MLP: ...
     def __init__(
@@ -385,6 +432,8 @@ class DATTower(message.Message):
 
 @typing.final
 class MINDUserTower(message.Message):
+    """The user's features and interests, brought together."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     class _UserSeqCombineMethod:
@@ -396,7 +445,9 @@ class MINDUserTower(message.Message):
         CONCAT: MINDUserTower._UserSeqCombineMethod.ValueType  # 0
         SUM: MINDUserTower._UserSeqCombineMethod.ValueType  # 1
 
-    class UserSeqCombineMethod(_UserSeqCombineMethod, metaclass=_UserSeqCombineMethodEnumTypeWrapper): ...
+    class UserSeqCombineMethod(_UserSeqCombineMethod, metaclass=_UserSeqCombineMethodEnumTypeWrapper):
+        """How user and interests are joined."""
+
     CONCAT: MINDUserTower.UserSeqCombineMethod.ValueType  # 0
     SUM: MINDUserTower.UserSeqCombineMethod.ValueType  # 1
 
@@ -409,6 +460,7 @@ class MINDUserTower(message.Message):
     CONCAT_MLP_FIELD_NUMBER: builtins.int
     input: builtins.str
     history_input: builtins.str
+    """The group of the history."""
     user_seq_combine: MINDUserTower.UserSeqCombineMethod.ValueType
     @builtins.property
     def user_mlp(self) -> module_pb2.MLP: ...

@@ -30,13 +30,16 @@ class _DeltaEmbeddingQuantTypeEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper
     DELTA_EMBEDDING_QUANT_NONE: _DeltaEmbeddingQuantType.ValueType  # 0
     DELTA_EMBEDDING_QUANT_INT8: _DeltaEmbeddingQuantType.ValueType  # 1
 
-class DeltaEmbeddingQuantType(_DeltaEmbeddingQuantType, metaclass=_DeltaEmbeddingQuantTypeEnumTypeWrapper): ...
+class DeltaEmbeddingQuantType(_DeltaEmbeddingQuantType, metaclass=_DeltaEmbeddingQuantTypeEnumTypeWrapper):
+    """How dumped rows are stored."""
 
 DELTA_EMBEDDING_QUANT_NONE: DeltaEmbeddingQuantType.ValueType  # 0
 DELTA_EMBEDDING_QUANT_INT8: DeltaEmbeddingQuantType.ValueType  # 1
 
 @typing.final
 class GradScaler(message.Message):
+    """Scaling of the loss, so that small gradients survive FP16."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     INIT_SCALE_FIELD_NUMBER: builtins.int
@@ -44,9 +47,11 @@ class GradScaler(message.Message):
     BACKOFF_FACTOR_FIELD_NUMBER: builtins.int
     GROWTH_INTERVAL_FIELD_NUMBER: builtins.int
     init_scale: builtins.float
+    """The first factor of the loss."""
     growth_factor: builtins.float
     backoff_factor: builtins.float
     growth_interval: builtins.int
+    """Steps without overflow before the factor grows."""
     def __init__(
         self,
         *,
@@ -63,6 +68,8 @@ class GradScaler(message.Message):
 
 @typing.final
 class GradClipping(message.Message):
+    """Clipping of dense gradients, of all on request."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     CLIPPING_TYPE_FIELD_NUMBER: builtins.int
@@ -70,9 +77,12 @@ class GradClipping(message.Message):
     NORM_TYPE_FIELD_NUMBER: builtins.int
     ENABLE_GLOBAL_GRAD_CLIP_FIELD_NUMBER: builtins.int
     clipping_type: builtins.str
+    """none, norm or value."""
     max_gradient: builtins.float
+    """The largest norm or value."""
     norm_type: builtins.float
     enable_global_grad_clip: builtins.bool
+    """One norm over all processes and over tables too."""
     def __init__(
         self,
         *,
@@ -89,6 +99,8 @@ class GradClipping(message.Message):
 
 @typing.final
 class FeatureStoreConfig(message.Message):
+    """A feature store that receives changed rows."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     REGION_FIELD_NUMBER: builtins.int
@@ -151,6 +163,8 @@ class FeatureStoreConfig(message.Message):
 
 @typing.final
 class DeltaEmbeddingDumpConfig(message.Message):
+    """Writes the rows that changed, now and then."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     DUMP_INTERVAL_STEPS_FIELD_NUMBER: builtins.int
@@ -161,6 +175,7 @@ class DeltaEmbeddingDumpConfig(message.Message):
     QUANT_TYPE_FIELD_NUMBER: builtins.int
     dump_interval_steps: builtins.int
     output_dir: builtins.str
+    """model_dir if unset."""
     file_prefix: builtins.str
     dump_interval_minutes: builtins.int
     quant_type: DeltaEmbeddingQuantType.ValueType
@@ -184,6 +199,8 @@ class DeltaEmbeddingDumpConfig(message.Message):
 
 @typing.final
 class TrainConfig(message.Message):
+    """Training: optimizers, length, checkpoints, logs."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     class _OnNan:
@@ -229,29 +246,44 @@ class TrainConfig(message.Message):
     ON_NAN_FIELD_NUMBER: builtins.int
     EARLY_STOPPING_FIELD_NUMBER: builtins.int
     num_steps: builtins.int
+    """Updates; this or num_epochs."""
     num_epochs: builtins.int
+    """Passes over the data; this or num_steps."""
     save_checkpoints_steps: builtins.int
+    """Updates between checkpoints; each is followed by an evaluation."""
     fine_tune_checkpoint: builtins.str
+    """A checkpoint to begin from."""
     fine_tune_ckpt_param_map: builtins.str
+    """A file of `name here<tab>name in the checkpoint` lines."""
     log_step_count_steps: builtins.int
     is_profiling: builtins.bool
+    """Write a profile of a few steps."""
     use_tensorboard: builtins.bool
     save_checkpoints_epochs: builtins.int
+    """Epochs between checkpoints, instead of steps."""
     cudnn_allow_tf32: builtins.bool
     cuda_matmul_allow_tf32: builtins.bool
     mixed_precision: builtins.str
+    """BF16, FP16 or empty."""
     gradient_accumulation_steps: builtins.int
+    """Batches that make one update."""
     keep_checkpoint_max: builtins.int
+    """Older checkpoints are removed; 0 keeps all."""
     save_checkpoints_timestamp_interval: builtins.int
+    """Save when the data's time has moved on so far."""
     save_checkpoints_timestamp_quorum: builtins.float
     seed: builtins.int
+    """Ours: of weights, shuffling and sampling."""
     on_nan: TrainConfig.OnNan.ValueType
+    """Ours: STOP ends training, SKIP leaves the step out."""
     @builtins.property
     def sparse_optimizer(self) -> optimizer_pb2.SparseOptimizer: ...
     @builtins.property
     def dense_optimizer(self) -> optimizer_pb2.DenseOptimizer: ...
     @builtins.property
-    def tensorboard_summaries(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def tensorboard_summaries(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """loss, learning_rate, parameter, global_gradient_norm, gradient_norm, gradient."""
+
     @builtins.property
     def global_embedding_constraints(self) -> feature_pb2.ParameterConstraints: ...
     @builtins.property
@@ -263,7 +295,9 @@ class TrainConfig(message.Message):
     @builtins.property
     def delta_embedding_dump_config(self) -> DeltaEmbeddingDumpConfig: ...
     @builtins.property
-    def early_stopping(self) -> EarlyStopping: ...
+    def early_stopping(self) -> EarlyStopping:
+        """Ours."""
+
     def __init__(
         self,
         *,
@@ -313,7 +347,9 @@ class EarlyStopping(message.Message):
     MODE_FIELD_NUMBER: builtins.int
     metric: builtins.str
     patience: builtins.int
+    """Evaluations without improvement that are borne."""
     min_delta: builtins.float
+    """A smaller improvement is none."""
     mode: builtins.str
     """"max" when larger is better, "min" when smaller is."""
     def __init__(
