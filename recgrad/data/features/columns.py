@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -230,10 +231,21 @@ def _numbers(array: pa.Array) -> Bags:
         values = values.astype(np.int64)
     if not array.null_count:
         return Bags(values)
-    valid = np.asarray(array.is_valid())
-    offsets = np.zeros(len(array) + 1, np.int64)
-    np.cumsum(valid, out=offsets[1:])
-    return Bags(values[valid], offsets)
+    return Bags(*_drop_nulls(values, np.frombuffer(array.buffers()[0], np.uint8), array.offset))
+
+
+@numba.njit(cache=True, nogil=True)
+def _drop_nulls(values: Any, bitmap: Any, first: int) -> Any:
+    """The values whose bit is set, and where each row's begins; no branches, so nulls cost no time."""
+    kept = np.empty(len(values), values.dtype)
+    offsets = np.empty(len(values) + 1, np.int64)
+    count = 0
+    offsets[0] = 0
+    for i in range(len(values)):
+        kept[count] = values[i]
+        count += (bitmap[(first + i) >> 3] >> ((first + i) & 7)) & 1
+        offsets[i + 1] = count
+    return kept[:count], offsets
 
 
 def _texts(text: Text, separator: str | None) -> Bags:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -107,23 +108,36 @@ class IdOutput:
             keep = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths) < self.value_dim
             ids, weights = ids[keep], None if weights is None else weights[keep]
             lengths = np.minimum(lengths, self.value_dim)
-        empty = lengths == 0
-        if self.has_default and empty.any():
-            count = len(self.default_ids)
-            lengths = np.where(empty, count, lengths)
-            filled = np.repeat(empty, lengths)
-            ids = _merge(filled, ids, self.default_ids)
-            weights = None if weights is None else _merge(filled, weights, self.default_weights)
-        if len(lengths) == len(ids) and bool((lengths == 1).all()):
-            return Sparse(ids, None, weights)
-        return Sparse(ids, lengths.astype(np.int32), weights)
+            offsets = np.concatenate([[0], np.cumsum(lengths)])
+        if weights is not None:
+            weights = _fill_empty(weights, offsets, self.default_weights)[0]
+        ids, counts, single = _fill_empty(ids, offsets, self.default_ids)
+        return Sparse(ids, None if single else counts, weights)
 
 
-def _merge(filled: npt.NDArray[np.bool_], values: npt.NDArray[Any], default: npt.NDArray[Any]) -> Any:
-    out = np.empty(len(filled), values.dtype)
-    out[~filled] = values
-    out[filled] = np.tile(default, int(filled.sum()) // len(default))
-    return out
+@numba.njit(cache=True, nogil=True)
+def _fill_empty(values: Any, offsets: Any, default: Any) -> Any:
+    """Values with the default in each empty bag, the bags' lengths, and whether all are 1."""
+    bags, count = len(offsets) - 1, len(default)
+    lengths = np.empty(bags, np.int32)
+    empty, ones = 0, 0
+    for i in range(bags):
+        length = offsets[i + 1] - offsets[i]
+        empty += length == 0
+        length = length if length > 0 else count
+        ones += length == 1
+        lengths[i] = length
+    filled = np.empty(len(values) + empty * count, values.dtype)
+    at = 0
+    for i in range(bags):
+        if offsets[i] == offsets[i + 1]:
+            for k in range(count):
+                filled[at + k] = default[k]
+            at += count
+        for k in range(offsets[i], offsets[i + 1]):
+            filled[at] = values[k]
+            at += 1
+    return filled, lengths, ones == bags
 
 
 def numbers_of(values: Values, report: Report) -> npt.NDArray[Any]:
@@ -205,26 +219,19 @@ class FloatOutput:
         """Defaults put in, and every bag brought to value_dim values where that is asked for."""
         if bags.offsets is None and self.value_dim <= 1:
             return values, None
-        lengths = bags.lengths
-        empty = lengths == 0
-        if self.has_default and empty.any():
-            lengths = np.where(empty, len(self.default), lengths)
-            if values.dtype.kind != "f":
-                values = values.astype(np.float64)
-            values = _merge(np.repeat(empty, lengths), values, self.default.astype(values.dtype))
-        if self.value_dim:
+        if self.has_default and values.dtype.kind != "f":
+            values = values.astype(np.float64)
+        values, lengths, single = _fill_empty(values, bags.starts, self.default.astype(values.dtype))
+        if self.value_dim and not (single and self.value_dim == 1):
             wrong = lengths != self.value_dim
             if self.boundaries is not None:
-                wrong &= ~empty
+                wrong &= bags.lengths > 0
             if wrong.any():
-                self._report_lengths(wrong, lengths, bags, report)
-                values = np.zeros(len(lengths) * self.value_dim, values.dtype)
-                lengths = np.full(len(lengths), self.value_dim)
-        if bool((lengths == 1).all()):
-            return values, None
-        return values, lengths.astype(np.int32)
+                self._report_lengths(wrong, lengths, report)
+                return np.zeros(len(lengths) * self.value_dim, values.dtype), None
+        return values, None if single else lengths
 
-    def _report_lengths(self, wrong: Any, lengths: Ints, bags: Bags, report: Report) -> None:
+    def _report_lengths(self, wrong: Any, lengths: npt.NDArray[np.int32], report: Report) -> None:
         bag = BagIndex(np.flatnonzero(wrong))
         missing = lengths[bag.index] == 0
         report(BagIndex(bag.index[missing]), "a value is missing", np.full(missing.sum(), None), self.remedy)

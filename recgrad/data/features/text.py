@@ -42,15 +42,14 @@ class Text:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __getitem__(self, i: Any) -> Text | str:
-        """Text i as a Python string (for messages), or the texts at an index array, mask or slice."""
-        if isinstance(i, (int, np.integer)):
-            return bytes(self.data[self.starts[i] : self.ends[i]]).decode("utf-8", "replace")
-        return Text(self.data, self.starts[i], self.ends[i])
+    def __getitem__(self, i: int) -> str:
+        """Text i as a Python string, for messages."""
+        return bytes(self.data[self.starts[i] : self.ends[i]]).decode("utf-8", "replace")
 
     def take(self, index: Any) -> Text:
         """The texts at an index array, mask or slice."""
-        return Text(self.data, self.starts[index], self.ends[index])
+        ordered = self.ordered and isinstance(index, np.ndarray) and index.dtype == np.bool_
+        return Text(self.data, self.starts[index], self.ends[index], ordered)
 
     def to_arrow(self) -> pa.Array:
         """The same texts as a large_string array of their own bytes."""
@@ -80,7 +79,10 @@ def cut(text: Text, separator: str) -> tuple[Text, Ints | None]:
     mark = separator.encode()
     if not _occurs(text, mark):
         return text, None
-    starts, ends, offsets = _cut(text.data, text.starts, text.ends, np.frombuffer(mark, np.uint8))
+    if len(mark) == 1:
+        starts, ends, offsets = _cut_at_byte(text.data, text.starts, text.ends, mark[0])
+    else:
+        starts, ends, offsets = _cut(text.data, text.starts, text.ends, np.frombuffer(mark, np.uint8))
     return Text(text.data, starts, ends, text.ordered), offsets
 
 
@@ -175,6 +177,31 @@ def _cut(data: Bytes, starts: Ints, ends: Ints, mark: Bytes) -> Any:
             else:
                 at += 1
         out_starts[k], out_ends[k] = begin, ends[i]
+    return out_starts, out_ends, offsets
+
+
+@numba.njit(cache=True, nogil=True)
+def _cut_at_byte(data: Bytes, starts: Ints, ends: Ints, mark: int) -> Any:
+    """_cut for separators of one byte, the common case."""
+    offsets = np.empty(len(starts) + 1, np.int64)
+    offsets[0] = 0
+    for i in range(len(starts)):
+        count = 1
+        for at in range(starts[i], ends[i]):
+            count += data[at] == mark
+        offsets[i + 1] = offsets[i] + count
+    out_starts = np.empty(offsets[-1], np.int64)
+    out_ends = np.empty(offsets[-1], np.int64)
+    k = 0
+    for i in range(len(starts)):
+        out_starts[k] = starts[i]
+        for at in range(starts[i], ends[i]):
+            if data[at] == mark:
+                out_ends[k] = at
+                k += 1
+                out_starts[k] = at + 1
+        out_ends[k] = ends[i]
+        k += 1
     return out_starts, out_ends, offsets
 
 
