@@ -433,7 +433,7 @@ def test_feature_inputs(problems: Problems, path: str, value: Any, expected: str
         ({f"{GROUPS}[+]": {"group_name": "more", "feature_names": ["cat_0"]}}, [f"{GROUPS}[3].group_name: deepfm does not read a group 'more', only 'wide', 'deep', 'fm'"]),
         ({f"{GROUPS}[+]": {"group_name": "fm", "feature_names": ["cat_0"]}}, [f"{GROUPS}[3].group_name: two groups are called 'fm'; rename one"]),
         ({f"{GROUPS}[0].feature_names[+]": "int_0"}, [f"{GROUPS}[0].feature_names[26]: feature 'int_0' has no ids, so no WIDE group can hold it; give it boundaries"]),
-        ({f"{GROUPS}[1]": None}, [f"{GROUPS}[1]: deepfm needs features of equal width in it, got 'int_0' 1, 'cat_0' 16; list those that are in a group 'fm'"]),
+        ({f"{GROUPS}[1]": None}, [f"{GROUPS}[1]: deepfm needs features of equal width in it, got 'int_0' 1, 'cat_0' 16; give them one embedding_dim, or list those that have one in a group 'fm'"]),
         ({f"{GROUPS}[0].sequence_groups": [{"feature_names": ["cat_0"]}]}, [f"{GROUPS}[0]: sequence_groups and sequence_encoders belong in DEEP groups only"]),
     ],
     ids=str,
@@ -494,7 +494,7 @@ def test_models_of_sparse_and_dense_groups(problems: Problems) -> None:
         f"{GROUPS}: dlrm needs a group 'sparse' of type DEEP",
     ]
     assert problems({**dlrm, "feature_configs[14].id_feature.embedding_dim": 8}) == [
-        f"{GROUPS}[0]: dlrm needs features of equal width in it, got 'cat_1' 8, 'cat_0' 16"
+        f"{GROUPS}[0]: dlrm needs features of equal width in it, got 'cat_1' 8, 'cat_0' 16; give them one embedding_dim"
     ]
 
 

@@ -169,9 +169,11 @@ def _check_widths(context: Context, node: Node, name: str) -> None:
             widths.setdefault(width, feature)
     if group is not None and len(widths) > 1:
         listed = ", ".join(f"{show(feature)} {width}" for width, feature in sorted(widths.items()))
-        remedy = "; list those that are in a group 'fm'" if name == "deepfm" else ""
+        remedy = "give them one embedding_dim"
+        if group.group_name == "deep":
+            remedy += ", or list those that have one in a group 'fm'"
         path = f"{node.at('feature_groups')}[{list(groups).index(group.group_name)}]"
-        context.problem(path, f"{name} needs features of equal width in it, got {listed}{remedy}")
+        context.problem(path, f"{name} needs features of equal width in it, got {listed}; {remedy}")
 
 
 def _width(message: Any) -> int | None:
