@@ -98,7 +98,8 @@ def _curve_sections(
     yield "Training loss", report_plots.curves(_series(steps, "losses"), y_label="loss")
     if any(step["metrics"] for step in steps):
         yield "Training metrics", report_plots.curves(_series(steps, "metrics"), y_label="decayed value")
-    for name, series in _series(evaluations, "metrics").items():
+    # A single evaluation is in the table above; a curve needs two.
+    for name, series in _series(evaluations[1:] and evaluations, "metrics").items():
         yield f"Evaluation: {name}", report_plots.curves({name: series}, y_label=name)
     yield "Learning rates", report_plots.curves(_series(steps, "rates"), y_label="rate", log=True)
     speed = {"samples/s": _column(steps, "samples_per_sec")}

@@ -76,7 +76,7 @@ def build_training(config: PipelineConfig) -> Training:
         task.model.dense_named_parameters(),
         sparse,
         roles=parameter_roles(task.model),
-        track_grad_norm="global_gradient_norm" in summaries,
+        track_grad_norm=True,
         keep_gradients=bool(summaries & {"gradient", "gradient_norm"}),
     )
     train_loader = build_loader(

@@ -29,6 +29,8 @@ def config(clicks: Path, tmp_path: Path) -> PipelineConfig:
     config.model_config.deepfm.final.hidden_units[:] = [8]
     config.train_config.log_step_count_steps = 5
     config.train_config.use_tensorboard = False
+    config.train_config.sparse_optimizer.constant_learning_rate.SetInParent()
+    config.train_config.dense_optimizer.constant_learning_rate.SetInParent()
     for feature in config.feature_configs:
         if feature.HasField("id_feature"):
             feature.id_feature.embedding_dim = 4

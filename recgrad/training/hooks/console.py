@@ -57,7 +57,7 @@ class ProgressBar:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[numbers]}"),
+            TextColumn("{task.fields[numbers]}", markup=False),  # lr[dense] is no markup
             console=Console(stderr=True),
             refresh_per_second=4,
         )
@@ -81,14 +81,17 @@ class ProgressBar:
         self._progress.update(self._task, numbers=describe_record(record))
 
     def evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        self._progress.console.print(f"step {trainer.state.step}  evaluation: {describe_metrics(metrics)}")
+        self._say(f"step {trainer.state.step}  evaluation: {describe_metrics(metrics)}")
 
     def end(self, trainer: Trainer) -> None:
         if trainer.state.stopped:
-            self._progress.console.print(trainer.state.stopped)
+            self._say(trainer.state.stopped)
 
     def close(self) -> None:
         self._progress.stop()
+
+    def _say(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False)
 
 
 def describe_record(record: LogRecord) -> str:

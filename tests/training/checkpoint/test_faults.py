@@ -170,6 +170,52 @@ def test_killed_at_any_moment_the_newest_checkpoint_is_whole(tmp_path, step_size
     assert leftovers(tmp_path) == []
 
 
+SYSTEM_CALLS = ("mkdir", "open", "write", "fsync", "close", "rename", "unlink", "rmdir")
+
+
+def die_at(count):
+    """Make this process kill itself when it makes its `count`-th change to the file system."""
+    calls = 0
+
+    def counted(real):
+        def call(*arguments, **options):
+            nonlocal calls
+            calls += 1
+            if calls == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        return call
+
+    for name in SYSTEM_CALLS:
+        setattr(os, name, counted(getattr(os, name)))
+
+
+def test_killed_at_every_single_call_while_replacing_the_only_checkpoint(tmp_path):
+    """Either the old or the new one is there, whole, whichever call was the last."""
+    steps_seen = set()
+    for count in range(1, 500):
+        folder = tmp_path / str(count)
+        CheckpointManager(folder).save(snapshot(1), block=True)
+
+        def replace(folder=folder, count=count):
+            changed = snapshot(1)
+            die_at(count)
+            CheckpointManager(folder, keep_max=1).save(Snapshot(1, {"n": "new"}, changed.tables), block=True)
+
+        code = exit_code(in_child(replace))
+        kept = read_checkpoint(CheckpointManager(folder).latest())
+        steps_seen.add(kept.tree["n"])
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        CheckpointManager(folder).save(snapshot(2), block=True)
+        assert leftovers(folder) == []
+    assert code == 0
+    assert count > 30
+    assert steps_seen == {1, "new"}
+
+
 def test_two_writers_of_the_same_steps_do_not_harm_each_other(tmp_path):
     def train():
         manager = CheckpointManager(tmp_path, keep_max=3)

@@ -1,0 +1,141 @@
+"""A trained run's predictions and report, as files that a user opens."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from sklearn.metrics import roc_auc_score
+
+import recgrad
+from recgrad.config import PipelineConfig, load_config
+from recgrad.data.synth import write_synth
+from recgrad.errors import RecgradError
+from recgrad.export.predict import predict
+from recgrad.export.report import write_report
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[PipelineConfig, recgrad.TrainResult, Path]:
+    folder = tmp_path_factory.mktemp("trained")
+    write_synth(folder, 6_000, eval_rows=1_500, seed=2)
+    config = load_config(folder / "deepfm.config")
+    config.train_config.log_step_count_steps = 2
+    config.train_config.ClearField("save_checkpoints_epochs")
+    config.train_config.save_checkpoints_steps = 3
+    return config, recgrad.train(config), folder
+
+
+def test_predictions_keep_the_order_and_carry_columns(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
+) -> None:
+    config, result, folder = trained
+    rows = predict(
+        config,
+        input_path=str(folder / "eval.parquet"),
+        output_path=tmp_path / "out.parquet",
+        carry_columns=["user_id", "label"],
+    )
+    table = pq.read_table(tmp_path / "out.parquet")
+    source = pq.read_table(folder / "eval.parquet")
+    assert rows == table.num_rows == source.num_rows
+    assert table.column_names == ["user_id", "label", "probs"]
+    assert table["user_id"].equals(source["user_id"])
+    auc = roc_auc_score(table["label"].to_numpy(), table["probs"].to_numpy())
+    # The run's AUC is binned; its bins keep it within a thousandth of the exact one.
+    assert auc == pytest.approx(result.metrics["auc"], abs=1e-3)
+
+
+def test_csv_predictions_are_the_same(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
+) -> None:
+    config, _, folder = trained
+    for name in ("a.parquet", "a.csv"):
+        predict(config, input_path=str(folder / "eval.parquet"), output_path=tmp_path / name)
+    parquet = pq.read_table(tmp_path / "a.parquet")["probs"].to_numpy()
+    csv = pyarrow.csv.read_csv(tmp_path / "a.csv")["probs"].to_numpy()
+    assert parquet == pytest.approx(csv, rel=1e-6)
+
+
+def test_prediction_needs_no_labels(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
+) -> None:
+    config, _, folder = trained
+    table = pq.read_table(folder / "eval.parquet").drop_columns(["label", "user_id"])
+    pq.write_table(table, tmp_path / "in.parquet")
+    assert (
+        predict(config, input_path=str(tmp_path / "in.parquet"), output_path=tmp_path / "o.parquet") == 1_500
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("out.json", "must end with one of .parquet, .csv")], ids=["suffix"]
+)
+def test_what_cannot_be_written_is_refused(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path, name: str, message: str
+) -> None:
+    config, _, folder = trained
+    with pytest.raises(RecgradError, match=message):
+        predict(config, input_path=str(folder / "eval.parquet"), output_path=tmp_path / name)
+
+
+def test_the_report_is_one_file_without_links_outside(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
+) -> None:
+    _, result, _ = trained
+    page = write_report(result.model_dir, tmp_path / "report.html").read_text()
+    for title in ("Training loss", "Learning rates", "Throughput", "Gradient norm", "Calibration", "Config"):
+        assert title in page
+    assert f"{result.metrics['auc']:.6f}" in page
+    assert "AUC by size of user_id groups" in page
+    outside = set(re.findall(r'(?:src|href)="(?!#)([^"]*)"', page))
+    assert not outside, outside
+
+
+def test_a_report_without_its_data_says_so(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
+) -> None:
+    _, result, folder = trained
+    shutil.copytree(result.model_dir, tmp_path / "model")
+    text = (tmp_path / "model/pipeline.config").read_text()
+    (tmp_path / "model/pipeline.config").write_text(text.replace(str(folder), "/gone"))
+    page = write_report(tmp_path / "model").read_text()
+    assert "The evaluation data cannot be read now" in page
+    assert "Training loss" in page
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecgradError, match=r"has no pipeline\.config"):
+        write_report(tmp_path)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Debian's chromium")
+def test_a_browser_shows_the_report(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
+) -> None:
+    _, result, _ = trained
+    page = write_report(result.model_dir, tmp_path / "report.html")
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+    ]
+    done = subprocess.run(
+        [str(BROWSER), *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0
+    # What the browser has parsed, not what was written: pictures are elements, text is in place.
+    assert done.stdout.count("<svg") >= 6
+    assert "Last evaluation" in done.stdout

@@ -1,0 +1,108 @@
+"""Hooks: what a run shows, keeps and stops for."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import recgrad
+from recgrad.config import PipelineConfig
+from recgrad.errors import ConfigError, RecgradError
+from recgrad.training.hooks import console
+from recgrad.training.hooks.early_stop import Watch
+from recgrad.training.hooks.events import _open_after
+from recgrad.training.hooks.tensorboard import SUMMARIES, check_summaries
+
+
+@pytest.mark.parametrize(
+    ("watch", "value", "best", "improves"),
+    [
+        (Watch("auc"), 0.6, None, True),
+        (Watch("auc"), 0.6, 0.5, True),
+        (Watch("auc"), 0.5, 0.5, False),
+        (Watch("auc", min_delta=0.2), 0.6, 0.5, False),
+        (Watch("loss", larger_is_better=False), 0.4, 0.5, True),
+        (Watch("loss", larger_is_better=False), 0.6, 0.5, False),
+        (Watch("auc"), float("nan"), None, False),
+    ],
+)
+def test_what_counts_as_an_improvement(
+    watch: Watch, value: float, best: float | None, improves: bool
+) -> None:
+    assert watch.improves(value, best) is improves
+
+
+def test_an_unknown_metric_names_the_nearest_and_the_known() -> None:
+    with pytest.raises(
+        RecgradError, match=r"'auc_ctrr'; did you mean 'auc_ctr'\? \(evaluated: auc_ctr, auc_cvr"
+    ):
+        Watch("auc_ctrr").value({"auc_ctr": 0.5, "auc_cvr": 0.5})
+
+
+def test_unknown_summaries_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no summary 'los'; did you mean 'loss'"):
+        check_summaries(["los"])
+
+
+def test_tensorboard_holds_every_summary(config: PipelineConfig) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config.train_config.use_tensorboard = True
+    config.train_config.tensorboard_summaries.extend(SUMMARIES)
+    result = recgrad.train(config)
+    events = EventAccumulator(str(result.model_dir / "train"))
+    events.Reload()
+    scalars, histograms = set(events.Tags()["scalars"]), set(events.Tags()["histograms"])
+    assert {"loss/total", "lr/dense", "lr/sparse", "metric/auc", "global_gradient_norm"} <= scalars
+    assert any(name.startswith("gradient_norm/") for name in scalars)
+    assert any(name.startswith("parameter/") for name in histograms)
+    assert any(name.startswith("gradient/") for name in histograms)
+    evaluation = EventAccumulator(str(result.model_dir / "eval_val"))
+    evaluation.Reload()
+    (value,) = evaluation.Scalars("metric/auc")
+    assert value.value == pytest.approx(result.metrics["auc"], rel=1e-6)
+    assert value.step == result.step
+
+
+def test_profiling_writes_a_trace(config: PipelineConfig) -> None:
+    config.train_config.is_profiling = True
+    config.data_config.batch_size = 128
+    result = recgrad.train(config)
+    (trace,) = (result.model_dir / "profile").glob("*.json*")
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_lines_after_the_checkpoint_and_torn_ones_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"step": 1}\n{"step": 5}\n{"step": 9}\n{"ste')
+    _open_after(path, "step", 5).close()
+    assert path.read_text() == '{"step": 1}\n{"step": 5}\n'
+
+
+def test_lines_say_losses_rates_metrics_and_speed(
+    config: PipelineConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recgrad.train(config)
+    first = capsys.readouterr().err.splitlines()[0]
+    for part in ("step 5", "binary_cross_entropy", "auc", "lr[dense]", "samples/s", "data wait"):
+        assert part in first
+
+
+def test_the_bar_shows_step_total_and_evaluation(
+    config: PipelineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setattr(
+        "recgrad.training.assembly.build_console_sink", lambda: console.build_console_sink(is_terminal=True)
+    )
+    result = recgrad.train(config)
+    text = shown.getvalue()
+    assert f"{result.step}/{result.step}" in text
+    assert "lr[dense]" in text
+    assert "evaluation: auc" in text
