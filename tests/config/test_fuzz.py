@@ -218,3 +218,14 @@ def test_a_million_edit_paths() -> None:
     paths = {f"feature_configs[{i}].id_feature.embedding_dim": i for i in range(1_000_000)}
     assert survives(lambda: edit_config(BASE, paths)) is None
     assert survives(lambda: edit_config(BASE, json.dumps(paths))) is None
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_any_message_can_be_checked(configs: st.SearchStrategy[PipelineConfig], data: st.DataObject) -> None:
+    config = data.draw(configs)
+    available = {"model": ["deepfm"], "feature": ["id_feature", "sequence_feature"], "loss": []}
+    for options in ({}, {"available": available, "rows": 1000, "cpu_flags": []}):
+        report = survives(lambda options=options: check_config(config, **options))
+        assert report is not None
+        assert report.problems

@@ -1,80 +1,41 @@
-"""The parser of text format against protobuf's own."""
+"""Reading text format and JSON, against protobuf's own."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from google.protobuf import text_format
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf import json_format, text_format
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recgrad.config import PipelineConfig
+from recgrad.config.json_source import parse_json
 from recgrad.config.proto.feature_pb2 import CustomFeature
 from recgrad.config.text_source import parse_text
 from recgrad.errors import ConfigError
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-VALUES: dict[int, st.SearchStrategy[Any]] = {
-    FieldDescriptor.TYPE_INT32: st.integers(-(2**31), 2**31 - 1),
-    FieldDescriptor.TYPE_UINT32: st.integers(0, 2**32 - 1),
-    FieldDescriptor.TYPE_UINT64: st.integers(0, 2**64 - 1),
-    FieldDescriptor.TYPE_FLOAT: st.floats(width=32, allow_nan=False),
-    FieldDescriptor.TYPE_DOUBLE: st.floats(allow_nan=False),
-    FieldDescriptor.TYPE_BOOL: st.booleans(),
-    FieldDescriptor.TYPE_STRING: TEXTS,
-}
-
-
-def draw_message(draw: st.DrawFn, message: Any, depth: int = 0) -> None:
-    """Set a few fields of a message at random, oneofs and maps too."""
-    fields = list(message.DESCRIPTOR.fields)
-    if fields:
-        fields = draw(st.lists(st.sampled_from(fields), max_size=4, unique_by=lambda field: field.name))
-    for field in fields:
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            entries = field.message_type.fields_by_name
-            if entries["value"].message_type is None:
-                for key in draw(st.lists(TEXTS, max_size=2, unique=True)):
-                    getattr(message, field.name)[key] = draw(VALUES[entries["value"].type])
-        elif field.message_type is not None:
-            if field.message_type.full_name.startswith("google.") or depth > 4:
-                continue
-            if field.is_repeated:
-                for _ in range(draw(st.integers(0, 2))):
-                    draw_message(draw, getattr(message, field.name).add(), depth + 1)
-            else:
-                child = getattr(message, field.name)
-                child.SetInParent()
-                draw_message(draw, child, depth + 1)
-        else:
-            if field.enum_type is not None:
-                value: Any = st.sampled_from([known.number for known in field.enum_type.values])
-            else:
-                value = VALUES[field.type]
-            if field.is_repeated:
-                getattr(message, field.name).extend(draw(st.lists(value, max_size=3)))
-            else:
-                setattr(message, field.name, draw(value))
-
-
-@st.composite
-def messages(draw: st.DrawFn) -> PipelineConfig:
-    message = PipelineConfig()
-    draw_message(draw, message)
-    return message
+STYLES = [{}, {"as_one_line": True}, {"as_utf8": True}, {"use_short_repeated_primitives": True}]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    messages(),
-    st.sampled_from([{}, {"as_one_line": True}, {"as_utf8": True}, {"use_short_repeated_primitives": True}]),
-)
-def test_reads_whatever_protobuf_writes(message: PipelineConfig, style: dict[str, bool]) -> None:
+@given(st.data(), st.sampled_from(STYLES))
+def test_reads_whatever_protobuf_writes(
+    configs: st.SearchStrategy[PipelineConfig], data: st.DataObject, style: dict[str, bool]
+) -> None:
+    message = data.draw(configs)
     text = text_format.MessageToString(message, **style)  # type: ignore[arg-type]
     read = PipelineConfig()
     parse_text(text, read, "x")
+    assert read == message
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data(), st.booleans())
+def test_reads_whatever_protobuf_writes_as_json(
+    configs: st.SearchStrategy[PipelineConfig], data: st.DataObject, snake_case: bool
+) -> None:
+    message = data.draw(configs)
+    read = PipelineConfig()
+    parse_json(json_format.MessageToJson(message, preserving_proto_field_name=snake_case), read, "x")
     assert read == message
 
 
