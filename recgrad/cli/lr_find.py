@@ -134,8 +134,10 @@ def build_panel(half: str, result: RangeTest) -> Panel:
     marks = [(result.lowest, "lowest")]
     if result.suggestion is not None:
         marks.insert(0, (result.suggestion, "suggested"))
+    # One loss that shot up would flatten the rest of the plot.
+    cap = 1.2 * max(result.smoothed)
     lines = [
-        Line("loss of each update", result.rates, result.losses, faint=True),
+        Line("loss of each update", result.rates, [min(loss, cap) for loss in result.losses], faint=True),
         Line("smoothed", result.rates, result.smoothed),
     ]
     return Panel(f"{half} learning rate", lines, f"{half} learning rate", "loss", log_x=True, marks=marks)

@@ -84,8 +84,11 @@ def _draw(axes: object, panel: Panel) -> None:
             label,
             (x, 1),
             xycoords=("data", "axes fraction"),
-            xytext=(4, -12),
+            xytext=(-3, -4),
             textcoords="offset points",
+            rotation=90,
+            ha="right",
+            va="top",
             fontsize=9,
         )
     axes.set_xscale("log" if panel.log_x else "linear")

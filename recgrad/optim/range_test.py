@@ -17,7 +17,7 @@ class RangeTest:
     Attributes:
         rates: the rates tried, rising.
         losses: the loss of each step, before its update.
-        smoothed: the losses' average, weighted towards the latest.
+        smoothed: the losses, each averaged with its neighbours on both sides.
         suggestion: the rate at which the smoothed loss fell fastest; None when it never fell.
         lowest: the rate at which it was lowest.
         diverged: whether the test ended because the loss gave way.
@@ -37,17 +37,17 @@ def range_test(
     start: float = 1e-6,
     end: float = 10.0,
     steps: int = 100,
-    smoothing: float = 0.9,
+    smoothing: float = 0.8,
     divergence: float = 4.0,
     snapshot: Callable[[], Any] = lambda: None,
     restore: Callable[[Any], None] = lambda state: None,
 ) -> RangeTest:
     """Makes updates at rates that rise from start to end by a constant factor, and watches the loss.
 
-    The losses are smoothed by an average that keeps `smoothing` of itself, corrected for its
-    start. The test ends early when the smoothed loss exceeds `divergence` times the lowest so
-    far, or is no number. The suggestion is where it fell most steeply over the logarithm of
-    the rate, before its lowest point. Smith 2017.
+    The test ends early when the running average of the losses, which keeps `smoothing` of
+    itself at each step, exceeds `divergence` times the lowest so far, or is no number. The
+    suggestion is where the loss, smoothed from both sides so that it does not lag behind the
+    rate, fell most steeply over the logarithm of the rate, before its lowest point. Smith 2017.
 
     Args:
         step: makes one update at a rate, and returns the loss it started from.
@@ -65,35 +65,46 @@ def range_test(
     factor = (end / start) ** (1 / (steps - 1))
     rates: list[float] = []
     losses: list[float] = []
-    smoothed: list[float] = []
-    average = 0.0
+    lowest_average = math.inf
     diverged = False
     state = snapshot()
     try:
         for i in range(steps):
             rate = start * factor**i
             loss = step(rate)
-            average = smoothing * average + (1 - smoothing) * loss
-            value = average / (1 - smoothing ** (i + 1))
-            if not math.isfinite(value) or (smoothed and value > divergence * min(smoothed)):
+            average = running_average([*losses, loss], smoothing)[-1]
+            if not math.isfinite(average) or average > divergence * lowest_average:
                 diverged = True
                 break
+            lowest_average = min(lowest_average, average)
             rates.append(rate)
             losses.append(loss)
-            smoothed.append(value)
     finally:
         restore(state)
     if not rates:
         raise ValueError(f"the loss must be a number at the lowest rate, got {loss}")
+    smoothed = smooth(losses, smoothing)
     lowest = min(range(len(smoothed)), key=smoothed.__getitem__)
-    return RangeTest(
-        tuple(rates),
-        tuple(losses),
-        tuple(smoothed),
-        suggest_rate(rates, smoothed),
-        rates[lowest],
-        diverged,
-    )
+    suggestion = suggest_rate(rates, smoothed)
+    return RangeTest(tuple(rates), tuple(losses), tuple(smoothed), suggestion, rates[lowest], diverged)
+
+
+def running_average(values: Sequence[float], keep: float) -> list[float]:
+    """At each value the average of it and those before, each weighted `keep` times the next one."""
+    averages: list[float] = []
+    total = weight = 0.0
+    for value in values:
+        total = keep * total + value
+        weight = keep * weight + 1
+        averages.append(total / weight)
+    return averages
+
+
+def smooth(values: Sequence[float], keep: float) -> list[float]:
+    """The mean of the running averages from the left and from the right."""
+    left = running_average(values, keep)
+    right = running_average(list(reversed(values)), keep)[::-1]
+    return [(a + b) / 2 for a, b in zip(left, right)]
 
 
 def suggest_rate(rates: Sequence[float], smoothed: Sequence[float], *, window: int = 5) -> float | None:

@@ -19,7 +19,9 @@ def adadelta(
 ) -> Optimizer:
     """Adadelta: steps in the units of the weights, u = g·√(d+ε)/√(v+ε), w −= ηu, with λw added to g.
 
-    v = ρv + (1−ρ)g² and then d = ρd + (1−ρ)u². torch.optim.Adadelta runs it. Zeiler 2012.
+    v = ρv + (1−ρ)g² and then d = ρd + (1−ρ)u². torch.optim.Adadelta runs it.
+
+    Paper: Zeiler 2012, ADADELTA: an adaptive learning rate method.
 
     Args:
         foreach: loop over operations (true) or over tensors (false); torch's choice when left out.

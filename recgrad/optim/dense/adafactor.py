@@ -18,10 +18,12 @@ class Adafactor(ForeachOptimizer):
 
     V = R·C/mean(R) with R and C averages of the rows' and columns' mean g², U = g/√max(V, eps1²),
     w −= ηλw, w −= α·U/max(1, RMS(U)/d), α = min(η, 1/√t)·max(eps2, RMS(w)). The averages have
-    1 − t^beta2_decay in the place of β2; vectors keep V whole. Shazeer and Stern 2018, with
-    eps1 as torch has it: a floor for √V. Written here: torch.optim.Adafactor has the same rules,
+    1 − t^beta2_decay in the place of β2; vectors keep V whole. eps1 is a
+    floor for √V, as torch has it. Written here: torch.optim.Adafactor has the same rules,
     but fails for empty tensors, and takes the root of every element of V where those of R and
     C do.
+
+    Paper: Shazeer and Stern 2018, Adafactor: adaptive learning rates with sublinear memory cost.
 
     Args:
         eps1: the least √V; the machine epsilon of the type when left out.

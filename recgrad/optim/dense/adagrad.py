@@ -20,7 +20,9 @@ def adagrad(
 ) -> Optimizer:
     """Adagrad: s += g², w −= ηg/(√s+ε), with λw added to g.
 
-    s starts at initial_accumulator_value. torch.optim.Adagrad runs it. Duchi et al. 2011.
+    s starts at initial_accumulator_value. torch.optim.Adagrad runs it.
+
+    Paper: Duchi et al. 2011, Adaptive subgradient methods.
 
     Args:
         fused: torch's fused kernel; left out, wherever it is right.

@@ -23,7 +23,8 @@ def adam(
     """Adam: w −= η·m̂/(√v̂+ε), m and v bias-corrected averages of g and g², with λw added to g.
 
     With amsgrad v is the largest v so far (Reddi et al. 2018). torch.optim.Adam runs it.
-    Kingma and Ba 2015.
+
+    Paper: Kingma and Ba 2015, Adam: a method for stochastic optimization; amsgrad: Reddi et al. 2018.
 
     Args:
         fused: torch's fused kernel; left out, wherever it is right.

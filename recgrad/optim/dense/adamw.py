@@ -22,7 +22,9 @@ def adamw(
 ) -> Optimizer:
     """Adam with weight decay beside the update: w −= ηλw, then w −= η·m̂/(√v̂+ε).
 
-    With amsgrad v is the largest v so far. torch.optim.AdamW runs it. Loshchilov and Hutter 2019.
+    With amsgrad v is the largest v so far. torch.optim.AdamW runs it.
+
+    Paper: Loshchilov and Hutter 2019, Decoupled weight decay regularization.
 
     Args:
         fused: torch's fused kernel; left out, wherever it is right.

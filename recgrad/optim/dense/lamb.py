@@ -16,8 +16,10 @@ class Lamb(ForeachOptimizer):
     """LAMB: r = m̂/(√v̂+ε) + λw, w −= η·(‖w‖/‖r‖)·r, norms over each parameter tensor.
 
     The ratio is 1 when either norm is 0, so that a zero tensor can move. m and v are
-    corrected for bias and nothing is clipped. You et al. 2020. Written here: torch has none,
+    corrected for bias and nothing is clipped. Written here: torch has none,
     and pytorch_optimizer's clamps ‖w‖ to 10 and leaves v uncorrected.
+
+    Paper: You et al. 2020, Large batch optimization for deep learning.
     """
 
     def __init__(

@@ -17,8 +17,10 @@ class Lars(ForeachOptimizer):
 
     The ratio beside η is 1 when either norm is 0. Biases and norm scales (scalars and
     vectors, and what the config knows as norms) have neither ratio nor weight decay: l = η.
-    With nesterov w −= μm + l(g+λw). You et al. 2017. Written here: torch has none, and
+    With nesterov w −= μm + l(g+λw). Written here: torch has none, and
     pytorch_optimizer's keeps the rate outside the momentum.
+
+    Paper: You et al. 2017, Large batch training of convolutional networks.
 
     Args:
         trust_coefficient: c.

@@ -16,8 +16,10 @@ class Lion(ForeachOptimizer):
     """Lion: w −= η(sign(β1·m + (1−β1)g) + λw), and only then m = β2·m + (1−β2)g.
 
     The sign is taken of a mixture that the kept average does not hold yet; the sign of the
-    updated m, or one β for both, would be Signum. Chen et al. 2023. Written here: torch has
+    updated m, or one β for both, would be Signum. Written here: torch has
     none, and this takes fewer passes over memory than pytorch_optimizer's.
+
+    Paper: Chen et al. 2023, Symbolic discovery of optimization algorithms.
     """
 
     def __init__(

@@ -22,9 +22,11 @@ class Muon(ForeachOptimizer):
 
     b = μb + (1−μ)g; u = b, or μb + (1−μ)g with nesterov; w −= ηλw; w −= η·s·orthogonal(u).
     From a config, what is not a hidden matrix (first, last, vectors, embeddings) goes to AdamW
-    with the fallback_* settings. Jordan et al. 2024. Written here: torch.optim.Muon runs
+    with the fallback_* settings. Written here: torch.optim.Muon runs
     Newton–Schulz in bfloat16 wherever it is, which CPUs are many times slower at than float32;
     this one takes bfloat16 on GPUs alone.
+
+    Paper: Jordan et al. 2024, Muon: an optimizer for hidden layers; MATCH_RMS: Liu et al. 2025.
 
     Args:
         ns_steps: Newton–Schulz steps.

@@ -24,7 +24,9 @@ def nadam(
 
     μ_t = β1(1 − ½·0.96^(tψ)), ψ the momentum_decay; w −= η(μ_{t+1}·m/(1−Πμ_{≤t+1}) +
     (1−μ_t)·g/(1−Πμ_{≤t}))/(√v̂+ε). λw is added to g, or taken from w beside the update when
-    decoupled. torch.optim.NAdam runs it. Dozat 2016.
+    decoupled. torch.optim.NAdam runs it.
+
+    Paper: Dozat 2016, Incorporating Nesterov momentum into Adam.
 
     Args:
         foreach: loop over operations (true) or over tensors (false).

@@ -18,9 +18,11 @@ class RAdam(ForeachOptimizer):
 
     With ρ_t = ρ_∞ − 2tβ2^t/(1−β2^t), ρ_∞ = 2/(1−β2) − 1: while ρ_t ≤ 5 w −= η·m̂, then
     w −= η·r_t·m̂·√(1−β2^t)/(√v+ε), r_t = √((ρ_t−4)(ρ_t−2)ρ_∞/((ρ_∞−4)(ρ_∞−2)ρ_t)). λw is added
-    to g, or taken from w beside the update when decoupled. Liu et al. 2020, whose bound of 4
-    is 5 in their code and torch's. Written here: torch.optim.RAdam has the same rules and
-    takes half as long again.
+    to g, or taken from w beside the update when decoupled. The bound of 5 is that of the
+    authors' code and torch; the paper has 4. Written here: torch.optim.RAdam has the same
+    rules and takes half as long again.
+
+    Paper: Liu et al. 2020, On the variance of the adaptive learning rate and beyond.
     """
 
     def __init__(

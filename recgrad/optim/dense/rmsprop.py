@@ -22,7 +22,9 @@ def rmsprop(
     """RMSprop: v = αv + (1−α)g², w −= ηg/(√v+ε), with λw added to g.
 
     With momentum b = μb + g/(√v+ε), w −= ηb; centered takes v less the square of the average
-    gradient. torch.optim.RMSprop runs it. Hinton 2012; centered: Graves 2013.
+    gradient. torch.optim.RMSprop runs it.
+
+    Paper: Hinton 2012, lecture 6e of Neural networks for machine learning; centered: Graves 2013.
 
     Args:
         foreach: loop over operations (true) or over tensors (false).

@@ -25,7 +25,9 @@ def schedule_free_sgd(
     y = (1−β)z + βx is where gradients are taken and what training sees; x is what is
     evaluated, exported and saved as the weights: the average of z with weights
     t^r·η_max^weight_lr_power. The package schedulefree runs it, and keeps y and z, from which
-    x follows. Defazio et al. 2024.
+    x follows.
+
+    Paper: Defazio et al. 2024, The road less scheduled.
 
     Args:
         momentum: β, between 0 and 1.

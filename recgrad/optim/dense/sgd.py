@@ -24,7 +24,8 @@ def sgd(
     """Gradient descent with momentum: b = μb + (1−τ)(g+λw), w −= ηb, or η(g+λw+μb) with nesterov.
 
     The first update sets b = g+λw, without the dampening τ. torch.optim.SGD runs it.
-    Sutskever et al. 2013.
+
+    Paper: Sutskever et al. 2013, On the importance of initialization and momentum in deep learning.
 
     Args:
         fused: torch's fused kernel; left out, wherever it is right.

@@ -21,9 +21,11 @@ class Soap(ForeachOptimizer):
     changes m is turned with it, and v follows the order of the eigenvalues. The first update
     only fills the statistics; bias correction counts from the second. A side longer than
     max_precondition_dim stays unturned, and so do vectors: there it is AdamW. From a config,
-    what is not a hidden matrix goes to AdamW with the fallback_* settings. Vyas et al. 2024.
+    what is not a hidden matrix goes to AdamW with the fallback_* settings.
     Written here: torch has none; pytorch_optimizer's is not Adam in a basis that stays (its ε
     is not corrected for bias) and turns m anew at every update, two more matrix products.
+
+    Paper: Vyas et al. 2024, SOAP: improving and stabilizing Shampoo using Adam.
 
     Args:
         shampoo_beta: the average of L and R; beta2 when left out.

@@ -17,7 +17,8 @@ class CosineAnnealing(Schedule):
     """Falls from the base rate to min_learning_rate along half a cosine wave over T_max, and stays there.
 
     min + (base − min)·(1 + cos(π·n/T_max))/2, n counted from the end of the warm-up.
-    Loshchilov and Hutter 2017, without restarts.
+
+    Paper: Loshchilov and Hutter 2017, SGDR: stochastic gradient descent with warm restarts.
     """
 
     def __init__(

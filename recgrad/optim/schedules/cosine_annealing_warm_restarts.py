@@ -12,7 +12,9 @@ class CosineAnnealingWarmRestarts(Schedule):
 
     min + (base − min)·(1 + cos(π·t/T))/2 with t the count in the wave and T its length:
     T_0, T_0·T_mult, T_0·T_mult², … The wave is found in whole numbers: a logarithm in
-    floating point misses restarts (T_mult 3 at the fifth). Loshchilov and Hutter 2017 (SGDR).
+    floating point misses restarts (T_mult 3 at the fifth).
+
+    Paper: Loshchilov and Hutter 2017, SGDR: stochastic gradient descent with warm restarts.
     """
 
     def __init__(

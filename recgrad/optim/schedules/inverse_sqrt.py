@@ -12,9 +12,11 @@ class InverseSqrt(Schedule):
     """Rises in a straight line to the base rate over the warm-up, then falls as 1/√n.
 
     For update k = n+1: w + (base − w)·k/warmup_size up to k = warmup_size, then
-    max(base·√(warmup_size/k), min_learning_rate). Vaswani et al. 2017. As in the paper the
+    max(base·√(warmup_size/k), min_learning_rate). As in the paper the
     warm-up counts the update being made, so update warmup_size has the base rate and
     warmup_size 1 is no warm-up.
+
+    Paper: Vaswani et al. 2017, Attention is all you need.
     """
 
     def __init__(

@@ -13,7 +13,9 @@ class OneCycle(Schedule):
     The end is max/div_factor/final_div_factor, reached at n = total_size − 1 and kept. With
     three_phase the rate first falls as it rose and then goes on to the end. The momentum (or
     beta1) moves the other way, between max_momentum and base_momentum, unless cycle_momentum
-    is off; a momentum of 0 stays 0. The turning points are torch's. Smith and Topin 2018.
+    is off; a momentum of 0 stays 0. The turning points are torch's.
+
+    Paper: Smith and Topin 2018, Super-convergence.
 
     Args:
         total_size: the length of the cycle.

@@ -14,7 +14,9 @@ class WarmupStableDecay(Schedule):
 
     With p the share of the decay that is done: linear base + (min − base)·p; cos along half a
     cosine wave; sqrt min + (base − min)·(1 − √p); exponential base·(min/base)^p, which needs a
-    min_learning_rate above 0. Hu et al. 2024 (MiniCPM); 1 − √p: Hägele et al. 2024.
+    min_learning_rate above 0.
+
+    Paper: Hu et al. 2024, MiniCPM; 1 − √p: Hägele et al. 2024.
     """
 
     def __init__(
