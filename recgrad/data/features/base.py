@@ -26,6 +26,15 @@ from recgrad.data.hashing import Ints
 from recgrad.errors import DataError
 
 MODES = ("FG_NONE", "FG_NORMAL", "FG_DAG", "FG_BUCKETIZE")
+_TABLE_SETTINGS = (
+    "embedding_name",
+    "pooling",
+    "init_fn",
+    "trainable",
+    "data_type",
+    "embedding_constraints",
+    "storage",
+)
 SIDES = ("user", "item", "context", "feature", "const")
 
 
@@ -72,6 +81,7 @@ class Feature:
         self.stub = bool(config.stub_type)
         _check_common(config, setting)
         self.inputs = self._build_inputs()
+        self._check_sequence_fields()
         self.needs: tuple[Feature, ...] = ()
         self.output = self.build_output()
         self.spec = self._build_spec()
@@ -244,6 +254,12 @@ class Feature:
         column = f"{group}__{name}" if group and is_sequence else name
         return replace(source, name=column, sequence=is_sequence)
 
+    def _check_sequence_fields(self) -> None:
+        names = {source.name.rpartition("__")[2] for source in self.inputs} | {s.name for s in self.inputs}
+        unknown = [name for name in self.config.sequence_fields if name not in names]
+        if unknown and self.setting.generates:
+            raise ValueError(f"sequence_fields must name inputs of the feature, got {', '.join(unknown)}")
+
     def _build_spec(self) -> FeatureSpec:
         config, output = self.config, self.output
         sparse = isinstance(output, IdOutput) or output.boundaries is not None
@@ -257,6 +273,10 @@ class Feature:
                 "embedding_dim needs ids (boundaries, num_buckets …) or mlp or autodis;"
                 f" this feature is used as it is, got embedding_dim {config.embedding_dim}"
             )
+        if not sparse:
+            for name in _TABLE_SETTINGS:
+                if config.HasField(name):
+                    raise ValueError(f"{name} is of an embedding table, and floats have none; remove it")
         num_rows = 0
         if isinstance(output, IdOutput):
             num_rows = output.bucketizer.num_rows

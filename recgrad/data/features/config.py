@@ -86,7 +86,8 @@ def floats_output(config: Any, setting: Setting, *, value_dim: int) -> FloatOutp
     default = default_of(config, setting)
     if setting.mode == "FG_NONE":
         if boundaries is not None:
-            return IdOutput(NumBuckets(boundaries.num_rows, "len(boundaries) + 1,"), default, value_dim)
+            bucketizer = NumBuckets(boundaries.num_rows, "len(boundaries) + 1,")
+            return IdOutput(bucketizer, default, value_dim, exact=value_dim > 0)
         remedy = "set fg_encoded_default_value, or fill the column"
         return FloatOutput(None, None, default, value_dim, remedy)
     if setting.mode == "FG_BUCKETIZE":

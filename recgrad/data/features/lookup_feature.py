@@ -43,6 +43,8 @@ class LookupFeature(Feature):
                 "need_discrete and need_key make ids; set hash_bucket_size, num_buckets or a vocabulary"
             )
         if self.discrete:
+            if config.HasField("combiner") and self.combiner:
+                raise ValueError("combiner is for numbers, but this feature makes ids of texts; remove it")
             if config.HasField("normalizer"):
                 raise ValueError("normalizer is for numbers, but this feature makes ids of texts; remove it")
             return ids_output(config, self.setting, value_dim=config.value_dim)

@@ -73,11 +73,18 @@ class IdOutput:
         default: text of the default values, cut as the column is; None or [] leaves bags empty.
         value_dim: ids kept of a bag, the first ones; 0 keeps all.
         weighted: default values are `id:weight`, too.
+        exact: a bag with any other number of ids than value_dim (or none) is a fault.
     """
 
     def __init__(
-        self, bucketizer: Bucketizer, default: list[str] | None, value_dim: int, weighted: bool = False
+        self,
+        bucketizer: Bucketizer,
+        default: list[str] | None,
+        value_dim: int,
+        weighted: bool = False,
+        exact: bool = False,
     ) -> None:
+        self.exact = exact
         self.bucketizer = bucketizer
         self.value_dim = value_dim
         self.default_ids = np.empty(0, np.int64)
@@ -104,11 +111,17 @@ class IdOutput:
             return Sparse(ids, None, weights)
         offsets = bags.offsets
         lengths = np.diff(offsets)
+        if self.exact:
+            wrong = (lengths != self.value_dim) & (lengths > 0)
+            report_lengths(wrong, lengths, self.value_dim, report)
         if self.value_dim and len(lengths) and lengths.max() > self.value_dim:
             keep = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths) < self.value_dim
             ids, weights = ids[keep], None if weights is None else weights[keep]
             lengths = np.minimum(lengths, self.value_dim)
             offsets = np.concatenate([[0], np.cumsum(lengths)])
+        if not self.has_default:
+            single = len(ids) == len(lengths) and bool((lengths == 1).all())
+            return Sparse(ids, None if single else lengths.astype(np.int32), weights)
         if weights is not None:
             weights = _fill_empty(weights, offsets, self.default_weights)[0]
         ids, counts, single = _fill_empty(ids, offsets, self.default_ids)
@@ -195,7 +208,7 @@ class FloatOutput:
 
     def __call__(self, bags: Bags, report: Report) -> Sparse | Dense:
         """The vector, or the buckets, of each bag."""
-        values = numbers_of(bags.values, report)
+        given = values = numbers_of(bags.values, report)
         if self.normalizer is not None:
             with np.errstate(all="ignore"):
                 values = self.normalizer(values)
@@ -203,15 +216,26 @@ class FloatOutput:
             with np.errstate(over="ignore"):
                 values = values.astype(np.float32)
         if values.dtype.kind == "f" and not np.isfinite(values).all():
-            bad = ~np.isfinite(values)
-            report(
-                bad, "{value} is not a finite number", values[bad], "mend the column, or leave such rows null"
-            )
-            values = np.where(bad, values.dtype.type(0), values)
+            values = self._without_infinities(values, given, report)
         values, lengths = self._fill(values, bags, report)
         if self.boundaries is not None:
             return Sparse(self.boundaries(values), lengths)
         return Dense(values.reshape(-1, self.value_dim))
+
+    def _without_infinities(
+        self, values: npt.NDArray[Any], given: npt.NDArray[Any], report: Report
+    ) -> npt.NDArray[Any]:
+        """Values that are not finite reported as the column has them, and set to 0."""
+        bad = ~np.isfinite(values)
+        given_bad = ~np.isfinite(given)
+        remedy = "mend the column, or leave such rows null"
+        report(given_bad, "{value} is not a finite number", given[given_bad], remedy)
+        made = bad & ~given_bad
+        if self.normalizer is not None:
+            report(made, "the normalizer makes no finite number of {value}", given[made], "change normalizer")
+        else:
+            report(made, "{value} is too large for a 32-bit float", given[made], "scale it by a normalizer")
+        return np.where(bad, values.dtype.type(0), values)
 
     def _fill(
         self, values: npt.NDArray[Any], bags: Bags, report: Report
@@ -227,21 +251,23 @@ class FloatOutput:
             if self.boundaries is not None:
                 wrong &= bags.lengths > 0
             if wrong.any():
-                self._report_lengths(wrong, lengths, report)
+                missing = wrong & (lengths == 0)
+                none = np.full(missing.sum(), None)
+                report(BagIndex(np.flatnonzero(missing)), "a value is missing", none, self.remedy)
+                report_lengths(wrong & (lengths > 0), lengths, self.value_dim, report)
                 return np.zeros(len(lengths) * self.value_dim, values.dtype), None
         return values, None if single else lengths
 
-    def _report_lengths(self, wrong: Any, lengths: npt.NDArray[np.int32], report: Report) -> None:
-        bag = BagIndex(np.flatnonzero(wrong))
-        missing = lengths[bag.index] == 0
-        report(BagIndex(bag.index[missing]), "a value is missing", np.full(missing.sum(), None), self.remedy)
-        counts = lengths[bag.index[~missing]]
-        report(
-            BagIndex(bag.index[~missing]),
-            "has {value} values, not value_dim " + str(self.value_dim),
-            counts,
-            "make all rows equally long, or set value_dim to their length",
-        )
+
+def report_lengths(wrong: Any, lengths: npt.NDArray[Any], value_dim: int, report: Report) -> None:
+    """Note bags with values, but not value_dim of them."""
+    bags = np.flatnonzero(wrong)
+    report(
+        BagIndex(bags),
+        "has {value} values, not value_dim " + str(value_dim),
+        lengths[bags],
+        "make all rows equally long, or set value_dim to their length",
+    )
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,7 @@ def test_a_value_that_is_no_number_is_a_fault(encode) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
+        ('hash_bucket_size: 9 embedding_dim: 4 combiner: "max"', "combiner is for numbers"),
         ("need_key: true", "need_discrete and need_key make ids"),
         ('combiner: "median"', "combiner must be one of sum, mean, min, max, got 'median'"),
         ('hash_bucket_size: 9 embedding_dim: 4 normalizer: "method=log10"', "normalizer is for numbers"),

@@ -145,6 +145,8 @@ def test_encoded_columns_are_neither_normalized_nor_cut(encode) -> None:
     assert encode(ids, {"f": [2, None, 0]}, mode="FG_NONE").ids() == [[2], [], [0]]
     faults = encode(ids, {"f": [3]}, mode="FG_NONE", bad=True).faults
     assert faults.first().problem == "id 3 is outside len(boundaries) + 1, 3"
+    faults = encode(ids, {"f": [[0, 1]]}, mode="FG_NONE", bad=True).faults
+    assert faults.first().problem == "has 2 values, not value_dim 1"
 
 
 def test_bucketize_cuts_but_does_not_normalize(encode) -> None:
@@ -157,7 +159,7 @@ def test_bucketize_cuts_but_does_not_normalize(encode) -> None:
     [
         ("", [1.0, float("nan"), 2.0, float("inf")], [1, 3], "nan is not a finite number"),
         ("", [1.0, -float("inf")], [1], "-inf is not a finite number"),
-        ("", pa.array([1e300]), [0], "inf is not a finite number"),
+        ("", pa.array([1e300]), [0], "1e+300 is too large for a 32-bit float"),
         ("", ["1", "abc", "", "2x"], [1, 3], "'abc' is not a number"),
         ("", ["nan"], [0], "nan is not a finite number"),
         ('default_value: ""', [1.0, None], [1], "a value is missing"),
@@ -173,7 +175,12 @@ def test_bucketize_cuts_but_does_not_normalize(encode) -> None:
             [0, 1],
             "nan is not a finite number",
         ),
-        ('normalizer: "method=expression,expr=1/x"', [0.0, 1.0], [0], "inf is not a finite number"),
+        (
+            'normalizer: "method=expression,expr=1/x"',
+            [0.0, 1.0],
+            [0],
+            "the normalizer makes no finite number of 0.0",
+        ),
     ],
 )
 def test_bad_numbers_are_faults_of_their_rows(encode, body, column, rows, problem) -> None:
@@ -211,6 +218,8 @@ def test_encoded_nulls_need_a_default(encode) -> None:
         ('default_value: "x"', "'x' is not a number"),
         ('default_value: "nan"', "must be finite"),
         ("embedding_dim: 8", "embedding_dim needs ids"),
+        ('embedding_name: "t"', "embedding_name is of an embedding table"),
+        ("storage: PLAIN", "storage is of an embedding table"),
         ("mlp {}", "mlp needs embedding_dim"),
         ("mlp {} embedding_dim: 4 boundaries: 1", "mlp is for float values"),
     ],

@@ -235,6 +235,10 @@ CROSS_OF_ROWS = """sequence_combo_feature {
             CROSS_OF_ROWS,
             "must have a sequence among its inputs",
         ),
+        (
+            ids_config('num_buckets: 9 sequence_fields: "d"'),
+            "sequence_fields must name inputs of the feature, got d",
+        ),
         (ids_config('num_buckets: 9 sequence_delim: ""'), "sequence_delim must not be empty"),
     ],
 )
