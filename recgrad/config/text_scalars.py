@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from recgrad.config.values import Field, UnfitError, real, wanted, whole
+from recgrad.config.values import Field, UnfitError, real, type_name, wanted, whole
 
 _ESCAPE = re.compile(
     r"\\(?:(?P<plain>[abfnrtv\\'\"?])|x(?P<hex>[0-9a-fA-F]{1,2})|(?P<octal>[0-7]{1,3})"
@@ -63,11 +64,7 @@ def number(field: Field, kind: str, token: str, negative: bool) -> Any:
     if len(token) > 400:
         raise misfit
     if field.type in _REAL_TYPES:
-        if kind == "name" and token.lower() not in ("inf", "infinity", "nan", "inff", "nanf"):
-            raise misfit
-        if token[:2] in ("0x", "0X"):
-            return real(field, sign * float(int(token, 16)))
-        return real(field, sign * float(token.rstrip("fF") if kind == "number" else token.lower()[:3]))
+        return _real_number(field, kind, token, sign, shown)
     try:
         if kind == "name":
             raise ValueError
@@ -81,3 +78,18 @@ def number(field: Field, kind: str, token: str, negative: bool) -> Any:
         return value
     assert field.type in _WHOLE_TYPES
     return whole(field, value)
+
+
+def _real_number(field: Field, kind: str, token: str, sign: int, shown: str) -> float:
+    """A number token as a float; words are inf and nan."""
+    if kind == "name":
+        if token.lower() not in ("inf", "infinity", "nan", "inff", "nanf"):
+            raise UnfitError(f"{shown[:60]} is not {wanted(field)}")
+        return sign * float(token.lower()[:3])
+    try:
+        value = float(int(token, 16) if token[:2] in ("0x", "0X") else token.rstrip("fF"))
+    except OverflowError:
+        value = math.inf
+    if math.isinf(value):
+        raise UnfitError(f"{shown[:60]} is too large for a {type_name(field)}")
+    return real(field, sign * value)

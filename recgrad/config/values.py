@@ -22,7 +22,8 @@ _WHOLE = {
 }
 _REAL = (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE)
 NUMERIC = (*_WHOLE, *_REAL)
-_MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
+# From here on a number rounds to infinity as a 32-bit float.
+_FLOAT32_LIMIT = (2 - 2**-24) * 2.0**127
 _LONGEST_SUGGESTED = 80
 _TRUE, _FALSE = ("true", "True"), ("false", "False")
 
@@ -148,7 +149,7 @@ def whole(field: Field, value: int) -> int:
 
 def real(field: Field, value: float) -> float:
     """A float, checked against the range of the field; infinities and NaN pass."""
-    if field.type == FieldDescriptor.TYPE_FLOAT and math.isfinite(value) and abs(value) > _MAX_FLOAT32:
+    if field.type == FieldDescriptor.TYPE_FLOAT and math.isfinite(value) and abs(value) >= _FLOAT32_LIMIT:
         raise UnfitError(f"{show(value)} is too large for a float")
     return value
 

@@ -91,3 +91,24 @@ def test_reads_messages_of_any_type() -> None:
     message = CustomFeature()
     parse_text("feature_name: 'a' expression: ['b', 'c']", message, "x")
     assert list(message.expression) == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("3.4028235e+38", True),
+        ("3.4028236e+38", False),
+        ("-1e39", False),
+        ("1e999", False),
+        ("0x" + "f" * 390, False),
+    ],
+)
+def test_floats_that_would_become_infinite_are_refused(text: str, fits: bool) -> None:
+    message = PipelineConfig()
+    source = f"train_config {{ dense_optimizer {{ ema {{ decay: {text} }} }} }}"
+    if fits:
+        parse_text(source, message, "x")
+        assert message.train_config.dense_optimizer.ema.decay == pytest.approx(float(text))
+    else:
+        with pytest.raises(ConfigError, match="is too large for a float"):
+            parse_text(source, message, "x")
