@@ -25,6 +25,8 @@ class AUC(Metric):
     logit space (200 thresholds: 12,800 bins 0.003 wide over logits ±20, 200 kB), and a
     pair in one bin counts ½. Bins equal in probability would put all scores of a model of
     rare clicks in a few of them; these stay within 10⁻³ of the exact value, and mostly 10⁻⁵.
+    Only scores that lie closer than a bin tie: a model whose logits all fall within a few
+    hundredths wants more thresholds, or `exact`.
 
     With `exact`, scores may be any numbers and every row is kept: 9 bytes a row, and about
     45 while computing. nan without both classes.
