@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -25,6 +26,11 @@ NUMERIC = (*_WHOLE, *_REAL)
 # From here on a number rounds to infinity as a 32-bit float.
 _FLOAT32_LIMIT = (2 - 2**-24) * 2.0**127
 _LONGEST_SUGGESTED = 80
+_WHOLE_TEXT = re.compile(r"\s*[+-]?[0-9]{1,40}\s*\Z")
+_REAL_TEXT = re.compile(
+    r"\s*[+-]?(?:(?:[0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,6})?|inf|infinity|nan)\s*\Z",
+    re.IGNORECASE,
+)
 _TRUE, _FALSE = ("true", "True"), ("false", "False")
 
 
@@ -168,8 +174,8 @@ def convert(field: Field, value: Any) -> Any:
         return _to_bool(field, value)
     if field.enum_type is not None:
         return _to_enum(field, value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value) if abs(value) < 10**30 else show(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 10**30:
+        return str(value)
     if not isinstance(value, str):
         raise unfit(field, value)
     return unicode_text(value)
@@ -189,23 +195,23 @@ def _to_int(field: Field, value: Any) -> int:
         return value
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    if isinstance(value, str) and len(value) <= 40:
-        try:
-            return int(value)
-        except ValueError:
-            pass
+    if isinstance(value, str) and _WHOLE_TEXT.match(value):
+        return int(value)
     raise unfit(field, value)
 
 
 def _to_float(field: Field, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise unfit(field, value)
-    if isinstance(value, str) and len(value) > 400:
+    if isinstance(value, str) and not _REAL_TEXT.match(value):
         raise unfit(field, value)
     try:
-        return float(value)
-    except (ValueError, OverflowError):
+        number = float(value)
+    except OverflowError:
         raise unfit(field, value) from None
+    if math.isinf(number) and isinstance(value, str) and "n" not in value.lower():
+        raise UnfitError(f"{show(value)} is too large for a {type_name(field)}")
+    return number
 
 
 def _to_bool(field: Field, value: Any) -> bool:
