@@ -1,5 +1,6 @@
 """FeatureEncoder: packing, features that read features, faults, and batches of no rows."""
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,10 @@ MINIMAL = {
 }
 
 
+VOCABULARY = 'expression: "item:a" embedding_dim: 4 vocab_list: ["1", "2"] default_value: "2" value_dim: 1'
+LOGARITHM = 'expression: "item:a" normalizer: "method=expression,expr=log(x)"'
+
+
 @pytest.mark.parametrize("kind", sorted(FEATURES))
 @pytest.mark.parametrize("size", [0, 3])
 def test_every_kind_encodes_any_number_of_rows(kind: str, size: int) -> None:
@@ -237,6 +242,66 @@ def test_every_kind_encodes_any_number_of_rows(kind: str, size: int) -> None:
         assert (spec.num_rows > 0) == (spec.kind.value == "sparse")
     encoded_names = encoder(text, mode="FG_NONE").columns
     assert encoded_names == tuple(f.spec.name for f in made.features)
+
+
+CELLS = st.sampled_from(
+    [None, "", "1", "2", "1;2", "1;;7", "1\x1d2", "2\x1d1;1", "x", "1:2", "2:x", "1:2\x1d2:5", "1:nan", "nan",
+     "-3", "9999",
+     "1^1:2", "1^1:x|2^2:1", "1^", "1^1:2,1:4;1^2:3", "1e39", "true", "0;1", "1,2", "1:1,2\x1d2:3"]
+)  # fmt: skip
+VARIANTS = {
+    **{kind: [body] for kind, body in MINIMAL.items()},
+    "id_feature": [MINIMAL["id_feature"], MINIMAL["id_feature"] + " weighted: true", VOCABULARY],
+    "raw_feature": [
+        MINIMAL["raw_feature"],
+        MINIMAL["raw_feature"] + ' value_dim: 2 default_value: ""',
+        LOGARITHM,
+    ],
+    "lookup_feature": [MINIMAL["lookup_feature"], MINIMAL["lookup_feature"] + " value_dim: 2"],
+    "expr_feature": [MINIMAL["expr_feature"], MINIMAL["expr_feature"].replace("a + b", "dot(a, b) / a")],
+}
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("kind", sorted(FEATURES))
+def test_a_row_is_encoded_alike_alone_and_in_company(kind: str, data: st.DataObject) -> None:
+    """Rows are independent: bad ones neither hide others nor spoil them, whatever the kind."""
+    if kind == "sequence_feature":
+        bodies = {k: data.draw(st.sampled_from(v)) for k, v in VARIANTS.items()}
+        members = " ".join(f'features {{ {k} {{ feature_name: "{k}" {v} }} }}' for k, v in bodies.items())
+        text = f'sequence_feature {{ sequence_name: "s" sequence_length: 2 sequence_delim: ";" {members} }}'
+    else:
+        body = data.draw(st.sampled_from(VARIANTS[kind.removeprefix("sequence_")]))
+        text = f'{kind} {{ feature_name: "f" {body} }}'
+    made = encoder(text)
+    size = data.draw(st.integers(0, 6))
+    cells = {name: data.draw(st.lists(CELLS, min_size=size, max_size=size)) for name in made.columns}
+    columns = {name: pa.array(column, pa.string()) for name, column in cells.items()}
+    made.encode(columns, size, together := Faults())
+    alone = []
+    for row in range(size):
+        encoded = made.encode({n: c.slice(row, 1) for n, c in columns.items()}, 1, faults := Faults())
+        alone.append(None if faults else flat(encoded))
+        assert bool(faults) == (row in together.rows), (row, faults.first(), together.first())
+    good = pa.array([row for row in range(size) if alone[row] is not None], pa.int64())
+    rest, _ = encode(made, {n: c.take(good) for n, c in columns.items()}) if len(good) else (None, None)
+    if rest is not None:
+        kept = [row for row in alone if row is not None]
+        assert flat(rest) == [list(chain.from_iterable(parts)) for parts in zip(*kept, strict=True)]
+
+
+def flat(encoded: Encoded) -> list[list[Any]]:
+    """Each feature's values and lengths, so that those of rows can be strung together."""
+    lists = [encoded.dense[key].reshape(-1).tolist() for key in encoded.dense.keys]
+    for jagged in (encoded.sparse, encoded.sequence_sparse):
+        for key in jagged.keys if jagged is not None else ():
+            part = jagged[key]
+            lists += [part.values.tolist(), part.lengths.tolist()]
+            lists += [part.weights.tolist()] if part.weights is not None else []
+    lists += [lengths.tolist() for lengths in encoded.sequence_lengths.values()]
+    lists += [part.values.reshape(-1).tolist() for part in encoded.sequence_dense.values()]
+    return lists
 
 
 def test_threads_may_share_an_encoder() -> None:

@@ -172,41 +172,43 @@ class Feature:
 
     def _encode_sequence(self, frame: Frame, faults: Faults) -> Sparse | Dense:
         assert self.setting.sequence is not None
-        read: list[Any] = []
-        row_offsets: Ints | None = None
-        for source in self.inputs:
-            if not source.sequence:
-                read.append(self._read(frame, source))
-                continue
-            bags, offsets = self._read_positions(frame, source)
-            read.append(Pairs.of(bags) if source.pairs else bags)
-            if row_offsets is None:
-                row_offsets = offsets
-            elif not np.array_equal(row_offsets, offsets):
-                wrong = np.diff(row_offsets) != np.diff(offsets)
-                faults.add(
-                    np.flatnonzero(wrong),
-                    column=source.name,
-                    feature=self.name,
-                    reason="has {value} positions, not as many as the other inputs",
-                    values=np.diff(offsets)[wrong],
-                    remedy="make the sequences of a row equally long",
-                )
-                return self._nothing(frame.size)
-        assert row_offsets is not None
+        sequences = {
+            i: self._read_positions(frame, source) for i, source in enumerate(self.inputs) if source.sequence
+        }
+        row_offsets = self._same_lengths(sequences, faults)
         rows = np.repeat(np.arange(frame.size), np.diff(row_offsets))
-        inputs = [
-            bags if source.sequence else bags.take(rows)
-            for source, bags in zip(self.inputs, read, strict=True)
-        ]
+        inputs: list[Any] = []
+        for i, source in enumerate(self.inputs):
+            if i in sequences:
+                bags = sequences[i][0]
+                inputs.append(Pairs.of(bags) if source.pairs else bags)
+            else:
+                inputs.append(self._read(frame, source).take(rows))
         return replace(self._finish(inputs, Scope(faults, self.name, rows)), row_offsets=row_offsets)
 
-    def _nothing(self, size: int) -> Sparse | Dense:
-        """No positions at all: stands in for a result that faults make useless."""
-        offsets = np.zeros(size + 1, np.int64)
-        if self.spec.kind is Kind.SPARSE:
-            return Sparse(np.empty(0, np.int64), None, row_offsets=offsets)
-        return Dense(np.empty((0, self.spec.value_dim), np.float32), row_offsets=offsets)
+    def _same_lengths(self, sequences: dict[int, tuple[Bags, Ints]], faults: Faults) -> Ints:
+        """The offsets that all sequences have; rows where they differ are faults without positions."""
+        first = next(iter(sequences.values()))[1]
+        wrong = np.zeros(len(first) - 1, np.bool_)
+        for i, (_, offsets) in sequences.items():
+            if np.array_equal(first, offsets):
+                continue
+            lengths = np.diff(offsets)
+            differ = lengths != np.diff(first)
+            faults.add(
+                np.flatnonzero(differ),
+                column=self.inputs[i].name,
+                feature=self.name,
+                reason="has {value} positions, not as many as the other inputs",
+                values=lengths[differ],
+                remedy="make the sequences of a row equally long",
+            )
+            wrong |= differ
+        if wrong.any():
+            for i, (bags, offsets) in sequences.items():
+                keep = np.repeat(~wrong, np.diff(offsets))
+                sequences[i] = (bags.take(np.flatnonzero(keep)), kept_offsets(offsets, keep))
+        return next(iter(sequences.values()))[1]
 
     def _read_positions(self, frame: Frame, source: Input) -> tuple[Bags, Ints]:
         assert self.setting.sequence is not None

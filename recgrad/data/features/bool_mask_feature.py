@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from recgrad.data.features.base import Feature
 from recgrad.data.features.buckets import Report
-from recgrad.data.features.columns import Bags, Values
+from recgrad.data.features.columns import Bags, Values, gather
 from recgrad.data.features.config import ids_output, separator_of
 from recgrad.data.features.frame import Input, Scope
 from recgrad.data.features.outputs import BagIndex, IdOutput
@@ -49,7 +49,9 @@ class BoolMaskFeature(Feature):
                 masks.lengths[bad],
                 f"make '{self.inputs[0].name}' and '{self.inputs[1].name}' equally long in each row",
             )
-            return Bags(values.values, values.offsets)
+            good = np.flatnonzero(~wrong)
+            keep = keep[gather(masks.starts, good)[0]]
+            values = values.keep(np.repeat(~wrong, values.lengths))
         return values.keep(keep)
 
 

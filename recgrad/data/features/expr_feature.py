@@ -56,21 +56,20 @@ class ExprFeature(Feature):
         for bags in read:
             if bags.offsets is not None:
                 whole &= np.diff(bags.offsets) > 0
-        if not whole.all():
-            read = [bags.take(np.flatnonzero(whole)) for bags in read]
-        values = {name: _value(bags) for name, bags in zip(self.names, read, strict=True)}
-        try:
-            result = self.expression.evaluate(values)
-        except LengthMismatchError as error:
-            bad = np.flatnonzero(whole)[error.bags]
+        while True:
+            there = read if whole.all() else [bags.take(np.flatnonzero(whole)) for bags in read]
+            values = {name: _value(bags) for name, bags in zip(self.names, there, strict=True)}
+            try:
+                return _bags(self.expression.evaluate(values), whole)
+            except LengthMismatchError as error:
+                bad = np.flatnonzero(whole)[error.bags]
             scope.report(inputs[0], self.inputs[0].name)(
                 BagIndex(bad),
                 f"vectors of {self.config.expression!r} differ in length",
                 np.full(len(bad), None),
                 "make the vectors of a row equally long",
             )
-            return Bags(np.empty(0), np.zeros(count + 1, np.int64))
-        return _bags(result, whole)
+            whole[bad] = False  # the rest may have other faults
 
 
 def _filled(bags: Bags, value: float) -> Bags:

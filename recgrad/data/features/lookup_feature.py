@@ -92,7 +92,8 @@ class LookupFeature(Feature):
                 texts.take(wrong),
                 "make all values of the map equally long",
             )
-            return Bags(np.empty(0), np.zeros(len(bags) + 1, np.int64))
+            parts = parts.take(np.repeat(~wrong, inner.lengths))
+            bags = bags.keep(~wrong)
         owner = Bags(parts, bags.starts * self.width)
         numbers = numbers_of(parts, lambda where, *rest: report(BagIndex(owner.bag_of(where)), *rest))
         if not self.combiner:

@@ -23,11 +23,13 @@ def weighed(read: Pairs, scope: Scope, column: str) -> Bags:
         missing = ~read.has
         keys_of = take_values(keys_bags.values, missing)
         report(missing, "id {value} has no weight", keys_of, "write id:weight, or set weighted to false")
-    if len(read.has) and read.has.all():
-        weights = numbers_of(read.values, report).astype(np.float32)
-        bad = ~np.isfinite(weights)
-        if bad.any():
-            report(bad, "weight {value} is not a finite number", weights[bad], "mend the column")
-    else:
-        weights = np.ones(len(read.has), np.float32)
-    return Bags(keys_bags.values, keys_bags.offsets, weights)
+    weights = np.ones(len(read.has))
+    index = np.flatnonzero(read.has)
+    weights[index] = numbers_of(
+        take_values(read.values, index), lambda where, *rest: report(index[where], *rest)
+    )
+    single = weights.astype(np.float32)
+    bad = ~np.isfinite(single)
+    if bad.any():
+        report(bad, "weight {value} is not a finite 32-bit float", weights[bad], "mend the column")
+    return Bags(keys_bags.values, keys_bags.offsets, single)

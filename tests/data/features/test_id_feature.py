@@ -260,7 +260,7 @@ def test_maps_are_masked_too(encode) -> None:
         ("weighted: true num_buckets: 9", ["1:2", "3"], [1], "id '3' has no weight"),
         ("weighted: true num_buckets: 9", pa.array([5]), [0], "id 5 has no weight"),
         ("weighted: true num_buckets: 9", ["1:2", "3:x"], [1], "'x' is not a number"),
-        ("weighted: true num_buckets: 9", ["1:nan"], [0], "weight nan is not a finite number"),
+        ("weighted: true num_buckets: 9", ["1:nan"], [0], "weight nan is not a finite 32-bit float"),
         (
             "weighted: true num_buckets: 9",
             pa.array([[(1, None)], [(1, 1.0)]], pa.map_(pa.int64(), pa.float32())),
