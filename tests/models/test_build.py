@@ -248,7 +248,7 @@ dbmtl           | dbmtl { TOWER 'x' label_name: 'l' RELATION 'y' } } | must be t
 dbmtl           | dbmtl { TOWER 'x' label_name: 'l' RELATION 'x' } } | circle
 dbmtl           | dbmtl { TOWER 'x' losses { l2_loss {} } } } | label_name: missing
 pepnet          | pepnet { task_domain_num: 3 } | needs a domain_input_name
-mask_net        | mask_net { MODULE { mask_block { aggregation_dim: 3 reduction_ratio: 0.5 } } } | exclude each
+mask_net        | mask_net { MODULE { mask_block { aggregation_dim: 3 reduction_ratio: 0.5 } } } | exclude
 multi_tower     | multi_tower { towers { input: 'user' } } | 'user' twice
 multi_tower     | multi_tower { towers { input: 'usr' } } | group 'usr' does not exist
 multi_tower_din | multi_tower_din { towers { input: 'hist' } } | is a sequence group
