@@ -29,7 +29,7 @@ def staged_folder(final: Path) -> Iterator[Path]:
     A folder that is there already is exchanged in one step and then removed. If the block
     raises, nothing is left behind.
     """
-    staging, descriptor = _create_locked(final)
+    staging, descriptor = _create_locked(final, folder=True)
     try:
         yield staging
         _fsync_tree(staging)
@@ -79,19 +79,19 @@ def remove_leftovers(parent: Path, prefix: str) -> list[str]:
 
 def write_file_atomically(path: Path, content: bytes) -> None:
     """Replace a small file in one step, safe on the disk."""
-    hidden = path.parent / f".{path.name}{_MARK}{secrets.token_hex(8)}"
+    hidden, descriptor = _create_locked(path, folder=False)
     try:
-        with open(hidden, "xb") as file:
-            with suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
         os.replace(hidden, path)
     except BaseException:
         with suppress(OSError):
             os.unlink(hidden)
         raise
+    finally:
+        os.close(descriptor)
     _fsync(path.parent)
 
 
@@ -114,21 +114,38 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _create_locked(final: Path) -> tuple[Path, int]:
+def _create_locked(final: Path, *, folder: bool) -> tuple[Path, int]:
+    """A hidden folder or file beside `final`, and the descriptor that holds its lock.
+
+    Another process may take it for a leftover between its making and its locking; then there is
+    another try.
+    """
     while True:
-        staging = final.parent / f".{final.name}{_MARK}{secrets.token_hex(8)}"
-        os.mkdir(staging)
+        hidden = final.parent / f".{final.name}{_MARK}{secrets.token_hex(8)}"
         try:
-            descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if folder:
+                os.mkdir(hidden)
+                descriptor = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            else:
+                descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
-            continue
-        # Some network file systems have no locks; their leftovers are then left alone.
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.isdir(staging):
-            return staging, descriptor
-        # A cleaning writer took the folder between its making and its locking.
+            if final.parent.is_dir():
+                continue
+            raise
+        if _lock(descriptor) and hidden.exists():
+            return hidden, descriptor
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether nobody else has the lock; also where the file system has no locks to ask."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _publish(staging: Path, final: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import resource
@@ -24,6 +25,7 @@ from recgrad.training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from recgrad.training.checkpoint import staging as staging_module
 from recgrad.training.checkpoint.staging import remove_leftovers, staged_folder
 
 
@@ -191,6 +193,7 @@ def die_at(count):
         setattr(os, name, counted(getattr(os, name)))
 
 
+@pytest.mark.slow
 def test_killed_at_every_single_call_while_replacing_the_only_checkpoint(tmp_path):
     """Either the old or the new one is there, whole, whichever call was the last."""
     steps_seen = set()
@@ -243,6 +246,45 @@ def test_a_living_writer_s_folder_is_not_taken_for_a_leftover(tmp_path):
     assert (tmp_path / "model.ckpt-1" / "half").read_text() == "written"
 
 
+@pytest.mark.parametrize("folder", [True, False])
+def test_what_a_cleaner_takes_before_it_is_locked_is_made_again(tmp_path, monkeypatch, folder):
+    """The cleaner of another process strikes between the making and the locking."""
+    cleaned = []
+    lock = staging_module._lock
+
+    def slow(descriptor):
+        if len(cleaned) < 3:
+            cleaned.extend(remove_leftovers(tmp_path, "model"))
+        return lock(descriptor)
+
+    monkeypatch.setattr(staging_module, "_lock", slow)
+    if folder:
+        write_checkpoint(tmp_path / "model", Snapshot(1, {"n": 1}))
+        assert read_checkpoint(tmp_path / "model").step == 1
+    else:
+        staging_module.write_file_atomically(tmp_path / "model", b"content")
+        assert (tmp_path / "model").read_bytes() == b"content"
+    assert len(cleaned) == 3
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_what_a_cleaner_has_locked_is_left_to_it(tmp_path, monkeypatch):
+    locked = []
+    lock = staging_module._lock
+
+    def beaten(descriptor):
+        if not locked:
+            locked.append(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY))
+            fcntl.flock(locked[0], fcntl.LOCK_EX)
+        return lock(descriptor)
+
+    monkeypatch.setattr(staging_module, "_lock", beaten)
+    with staged_folder(tmp_path / "c") as staging:
+        assert len(os.listdir(tmp_path)) == 2
+        assert os.fstat(locked[0]).st_ino != staging.stat().st_ino
+    os.close(locked[0])
+
+
 def test_leftovers_go_and_nothing_else(tmp_path):
     for name in (".model.ckpt-3.writing-ab", ".model.ckpt-3", ".other.writing-ab", "model.ckpt-3.writing-ab"):
         (tmp_path / name).mkdir()
@@ -263,10 +305,8 @@ def test_an_interrupt_while_writing_leaves_nothing(tmp_path):
 
 
 def test_without_an_exchange_call_a_folder_is_still_replaced(tmp_path, monkeypatch):
-    from recgrad.training.checkpoint import staging
-
     write_checkpoint(tmp_path / "c", Snapshot(1, {"n": "old"}))
-    monkeypatch.setattr(staging, "_exchange", lambda *_: False)
+    monkeypatch.setattr(staging_module, "_exchange", lambda *_: False)
     write_checkpoint(tmp_path / "c", Snapshot(2, {"n": "new"}))
     assert read_checkpoint(tmp_path / "c").tree == {"n": "new"}
     assert os.listdir(tmp_path) == ["c"]
