@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +21,6 @@ from urllib.parse import quote
 import numpy as np
 import torch
 
-from recgrad import __version__
 from recgrad.errors import CheckpointError
 from recgrad.training.checkpoint.arrays import FileRecord, open_regular
 from recgrad.training.checkpoint.json_text import dump_json, parse_json, require
@@ -66,7 +66,7 @@ class Manifest:
 def package_versions() -> dict[str, str]:
     """The versions that a checkpoint is stamped with."""
     return {
-        "recgrad": __version__,
+        "recgrad": installed_version("recgrad"),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
