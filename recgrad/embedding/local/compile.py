@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,7 +39,7 @@ def kernel(arguments):
 '''
 
 
-@lru_cache(maxsize=None)
+@cache
 def simple_kernel(module: str, function: str) -> Any:
     """A function of this package that draws tasks, as a C function."""
     return _kernel(function, _SIMPLE, {"module": module, "function": function}, "")
@@ -107,7 +107,7 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-@lru_cache(maxsize=None)
+@cache
 def _sources() -> str:
     """A hash of all kernel sources of this package and of the compiler's version."""
     digest = hashlib.sha256(f"{numba.__version__} {sys.version_info[:2]}".encode())

@@ -39,15 +39,15 @@ class IdsLike(Protocol):
     """Anything with the attributes of `Ids`."""
 
     @property
-    def values(self) -> Tensor: ...  # noqa: D102
+    def values(self) -> Tensor: ...
     @property
-    def lengths(self) -> Tensor: ...  # noqa: D102
+    def lengths(self) -> Tensor: ...
     @property
-    def bag_counts(self) -> Sequence[int]: ...  # noqa: D102
+    def bag_counts(self) -> Sequence[int]: ...
     @property
-    def weights(self) -> Tensor | None: ...  # noqa: D102
+    def weights(self) -> Tensor | None: ...
     @property
-    def single(self) -> bool: ...  # noqa: D102
+    def single(self) -> bool: ...
 
 
 class LocalEngine(nn.Module):

@@ -8,59 +8,60 @@ import numpy as np
 from numba import njit
 
 from recgrad.embedding.local import simd
+from recgrad.embedding.local.simd import load_i64
 
 
 @njit(nogil=True)
-def sum_gradients(gradients: Any, p: int, q: int, dim: int, out: int) -> None:
-    """out = Σ g over occurrences p … q, of which there is at least one."""
+def sum_gradients(gradients: int, p: int, q: int, dim: int, out: int) -> None:
+    """out = Σ g over occurrences p … q, of which there is at least one; `gradients` is the address of their addresses."""
     d = 0
     while d + 16 <= dim:
-        acc = simd.load16(gradients[p] + 4 * d)
+        acc = simd.load16(load_i64(gradients + 8 * p) + 4 * d)
         for i in range(p + 1, q):
-            acc = simd.add(acc, simd.load16(gradients[i] + 4 * d))
+            acc = simd.add(acc, simd.load16(load_i64(gradients + 8 * i) + 4 * d))
         simd.store(out + 4 * d, acc)
         d += 16
     if d + 8 <= dim:
-        acc8 = simd.load8(gradients[p] + 4 * d)
+        acc8 = simd.load8(load_i64(gradients + 8 * p) + 4 * d)
         for i in range(p + 1, q):
-            acc8 = simd.add(acc8, simd.load8(gradients[i] + 4 * d))
+            acc8 = simd.add(acc8, simd.load8(load_i64(gradients + 8 * i) + 4 * d))
         simd.store(out + 4 * d, acc8)
         d += 8
     if d + 4 <= dim:
-        acc4 = simd.load4(gradients[p] + 4 * d)
+        acc4 = simd.load4(load_i64(gradients + 8 * p) + 4 * d)
         for i in range(p + 1, q):
-            acc4 = simd.add(acc4, simd.load4(gradients[i] + 4 * d))
+            acc4 = simd.add(acc4, simd.load4(load_i64(gradients + 8 * i) + 4 * d))
         simd.store(out + 4 * d, acc4)
         d += 4
     while d < dim:
-        acc1 = simd.load1(gradients[p] + 4 * d)
+        acc1 = simd.load1(load_i64(gradients + 8 * p) + 4 * d)
         for i in range(p + 1, q):
-            acc1 += simd.load1(gradients[i] + 4 * d)
+            acc1 += simd.load1(load_i64(gradients + 8 * i) + 4 * d)
         simd.store(out + 4 * d, acc1)
         d += 1
 
 
 @njit(nogil=True)
 def sum_scaled_gradients(
-    gradients: Any, coefficients: Any, scaled: bool, limit: Any, p: int, q: int, dim: int, out: int
+    gradients: int, coefficients: int, limit: Any, p: int, q: int, dim: int, out: int
 ) -> None:
-    """out = Σ coefficient · clamp(g, ±limit) over occurrences p … q."""
+    """out = Σ coefficient · clamp(g, ±limit) over occurrences p … q; no coefficients (0) are ones."""
     d = 0
     while d + 8 <= dim:
         acc = simd.splat8(np.float32(0))
         for i in range(p, q):
-            x = simd.clamp(simd.load8(gradients[i] + 4 * d), simd.splat8(limit))
-            if scaled:
-                x = simd.multiply(simd.splat8(coefficients[i]), x)
+            x = simd.clamp(simd.load8(load_i64(gradients + 8 * i) + 4 * d), simd.splat8(limit))
+            if coefficients != 0:
+                x = simd.multiply(simd.splat8(simd.load1(coefficients + 4 * i)), x)
             acc = simd.add(acc, x)
         simd.store(out + 4 * d, acc)
         d += 8
     while d < dim:
         acc1 = np.float32(0)
         for i in range(p, q):
-            x1 = simd.clamp(simd.load1(gradients[i] + 4 * d), limit)
-            if scaled:
-                x1 = coefficients[i] * x1
+            x1 = simd.clamp(simd.load1(load_i64(gradients + 8 * i) + 4 * d), limit)
+            if coefficients != 0:
+                x1 = simd.load1(coefficients + 4 * i) * x1
             acc1 += x1
         simd.store(out + 4 * d, acc1)
         d += 1

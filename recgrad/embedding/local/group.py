@@ -39,6 +39,7 @@ from recgrad.embedding.local.plan import (
     JOB_TASKS,
     OCCURRENCES_PER_TASK,
 )
+from recgrad.embedding.local.simd import F32
 from recgrad.embedding.local.table import Table
 from recgrad.embedding.local.update import TEMPLATE
 from recgrad.embedding.spec import LookupSpec, TableSpec
@@ -179,6 +180,8 @@ class DimGroup:
         self._keys = np.array(
             [(sequence_keys if spec.sequence else keys).index(spec.key) for spec in ordered], dtype=np.int64
         )
+        used = [self.tables[t] for t in self._fixed[: self.pooled, TABLE]]
+        self._simple_rows = all(table.kind == F32 and not table.compact for table in used)
         self.sources: list[Source] = []
         self._scratch = [np.empty(0, np.int32)] * 2
 
@@ -200,14 +203,15 @@ class DimGroup:
             result.block = torch.empty(rows, p * self.dim)
             lines[:p, VECTORS] = result.block.data_ptr() + np.arange(p) * self.dim * 4
             lines[:p, VECTOR_STRIDE] = p * self.dim * 4
-            tasks.append(_tasks(0, p, rows, BAGS_PER_TASK))
+            simple = self._simple_rows and ids.offsets is None and ids.weights is None
+            tasks.append(_tasks(0, p, rows, BAGS_PER_TASK, simple))
         if sequences is not None and p < len(lines):
             self._fill(lines[p:], occurrences[p:], self._keys[p:], sequences)
             for column in range(p, len(lines)):
                 positions = int(lines[column, BAGS])
                 result.sequences[column] = output = torch.empty(positions, self.dim)
                 lines[column, VECTORS] = output.data_ptr()
-                tasks.append(_tasks(column, column + 1, positions, 4 * BAGS_PER_TASK))
+                tasks.append(_tasks(column, column + 1, positions, 4 * BAGS_PER_TASK, False))
             lines[p:, VECTOR_STRIDE] = self.dim * 4
         if tasks:
             self._run_lookup(lines, np.concatenate(tasks), result)
@@ -233,15 +237,7 @@ class DimGroup:
         errors = np.zeros((len(tasks), 2), np.int64)
         launch(
             simple_kernel("recgrad.embedding.local.lookup", "lookup_tasks"),
-            lines,
-            len(lines),
-            self.matrix,
-            len(self.matrix),
-            self.parameters,
-            tasks,
-            len(tasks),
-            self.dim,
-            errors,
+            *(self.dim, len(tasks), lines, self.matrix, self.parameters, tasks, errors),
             tasks=len(tasks),
         )
         bad = np.flatnonzero(errors[:, 1])
@@ -338,9 +334,8 @@ class DimGroup:
         places, numbers = self._room(max(64, 1 << max(0, int(busiest * 1.5)).bit_length()), max(1, busiest))
         launch(
             simple_kernel("recgrad.embedding.local.plan", "plan_tasks"),
-            *(jobs, len(jobs), lines, len(lines), self.matrix, len(self.matrix)),
-            *(places, places.shape[1], numbers, numbers.shape[1]),
-            *(*arrays, coefficients, size, cuts, tasks),
+            *(len(jobs), places, places.shape[1], numbers, numbers.shape[1]),
+            *(jobs, lines, self.matrix, *arrays, coefficients, cuts),
             tasks=len(jobs),
         )
         bad = np.flatnonzero(jobs[:, JOB_BAD])
@@ -410,16 +405,13 @@ class DimGroup:
         addresses, initials, widths = states
         count = len(ordered[0].table.states) if ordered else 0
         steps = np.array([u.step for u in ordered] or [0], np.int64)
-        sizes = np.array(
-            [self.dim, count, len(plan.jobs), len(self.matrix), len(plan.cuts), plan.size, hyper.shape[1], 0],
-            np.int64,
-        )
         launch(
             kernel,
-            *(sizes, plan.jobs, self.matrix, self.parameters, plan.task_jobs, plan.cuts),
+            *(self.dim, count, len(plan.cuts), plan.size, hyper.shape[1]),
+            *(plan.jobs, self.matrix, self.parameters, plan.task_jobs, plan.cuts),
             *(plan.rows, plan.slots, plan.ends, plan.gradients, plan.coefficients),
             *(settings, hyper, steps, addresses, initials, widths),
-            *(() if out is None else (out,)),
+            0 if out is None else out,
             tasks=len(plan.cuts),
         )
 
@@ -472,9 +464,10 @@ def _only(source: Source, members: Sequence[int]) -> Source | None:
     return Source(source.order, source.lines[mask], source.occurrences[mask], source.gradient, source.keep)
 
 
-def _tasks(first: int, last: int, bags: int, per_task: int) -> Array:
+def _tasks(first: int, last: int, bags: int, per_task: int, simple: bool) -> Array:
     begin = np.arange(0, bags, per_task, dtype=np.int64)
     tasks = np.empty((len(begin), TASK_COLUMNS), np.int64)
     tasks[:, 0], tasks[:, 1], tasks[:, 2] = first, last, begin
     tasks[:, 3] = np.minimum(begin + per_task, bags)
+    tasks[:, 4] = simple
     return tasks

@@ -8,12 +8,10 @@ entries over. A row that is in both has the same slot in both.
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba import njit
 
 from recgrad.embedding.local.layout import BITS, COUNT, INDEX, MOVED, OLD_BITS, OLD_INDEX
-from recgrad.embedding.local.simd import load_i64, prefetch, store_i64
+from recgrad.embedding.local.simd import field, load_i64, prefetch, store_i64
 
 MAX_ROWS = (1 << 32) - 2
 ENTRY_BYTES = 8
@@ -24,7 +22,7 @@ MIN_MOVES = 4096
 _GOLDEN = -7046029254386353131
 
 
-@njit(nogil=True, inline="always")
+@njit(nogil=True)
 def _home(row: int, bits: int) -> int:
     return ((row * _GOLDEN) >> (64 - bits)) & ((1 << bits) - 1)
 
@@ -58,39 +56,39 @@ def _put(index: int, bits: int, row: int, slot: int) -> None:
 
 
 @njit(nogil=True)
-def prefetch_entry(table: Any, row: int) -> None:
+def prefetch_entry(table: int, row: int) -> None:
     """Bring the index entry of a row near."""
-    prefetch(table[INDEX] + _home(row, table[BITS]) * ENTRY_BYTES)
+    prefetch(field(table, INDEX) + _home(row, field(table, BITS)) * ENTRY_BYTES)
 
 
 @njit(nogil=True)
-def find(table: Any, row: int) -> int:
+def find(table: int, row: int) -> int:
     """The slot of a row, or −1 if it has none."""
-    slot = _probe(table[INDEX], table[BITS], row)
-    if slot < 0 and table[OLD_INDEX] != 0:
-        slot = _probe(table[OLD_INDEX], table[OLD_BITS], row)
+    slot = _probe(field(table, INDEX), field(table, BITS), row)
+    if slot < 0 and field(table, OLD_INDEX) != 0:
+        slot = _probe(field(table, OLD_INDEX), field(table, OLD_BITS), row)
     return slot
 
 
 @njit(nogil=True)
-def find_or_add(table: Any, row: int) -> int:
+def find_or_add(table: int, row: int) -> int:
     """The slot of a row; the next free one if it had none. There must be room."""
     slot = find(table, row)
     if slot < 0:
-        slot = table[COUNT]
-        table[COUNT] = slot + 1
-        _put(table[INDEX], table[BITS], row, slot)
+        slot = field(table, COUNT)
+        store_i64(table + 8 * COUNT, slot + 1)
+        _put(field(table, INDEX), field(table, BITS), row, slot)
     return slot
 
 
 @njit(nogil=True)
-def move(table: Any, entries: int) -> None:
+def move(table: int, entries: int) -> None:
     """Move up to `entries` places of the old index to the new one."""
-    if table[OLD_INDEX] == 0:
+    if field(table, OLD_INDEX) == 0:
         return
-    last = min(table[MOVED] + entries, 1 << table[OLD_BITS])
-    for j in range(table[MOVED], last):
-        entry = load_i64(table[OLD_INDEX] + j * ENTRY_BYTES)
+    last = min(field(table, MOVED) + entries, 1 << field(table, OLD_BITS))
+    for j in range(field(table, MOVED), last):
+        entry = load_i64(field(table, OLD_INDEX) + j * ENTRY_BYTES)
         if entry != 0:
-            _put(table[INDEX], table[BITS], (entry & 0xFFFFFFFF) - 1, entry >> 32)
-    table[MOVED] = last
+            _put(field(table, INDEX), field(table, BITS), (entry & 0xFFFFFFFF) - 1, entry >> 32)
+    store_i64(table + 8 * MOVED, last)

@@ -126,7 +126,7 @@ def table_key(seed: int, name: str) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def mix(x: int) -> int:
     """A bijection of 64-bit integers whose outputs look random (splitmix64's finaliser)."""
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _MIX_A
@@ -134,39 +134,39 @@ def mix(x: int) -> int:
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def row_stream(key: int, row: int) -> int:
     """The start of a row's own stream of random numbers."""
     return mix(mix(row * _GOLDEN + 1) ^ key)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def draw(stream: int, counter: int) -> int:
     """The `counter`-th 64 random bits of a stream."""
     return mix(stream + (counter + 1) * _GOLDEN)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def unit(bits: int) -> float:
     """A number in (0, 1) from the upper 52 of 64 bits."""
     return (((bits >> 12) & 0xFFFFFFFFFFFFF) + 0.5) * 2.0**-52
 
 
-@njit(cache=True, nogil=True)
-def element(kind: int, parameters: Any, stream: int, j: int) -> Any:
+@njit(nogil=True)
+def element(kind: int, p0: float, p1: float, p2: float, p3: float, stream: int, j: int) -> Any:
     """Element j of an untouched row, as float32."""
     if kind == UNIFORM:
         u = unit(draw(stream, j))
-        return np.float32(parameters[0] + (parameters[1] - parameters[0]) * u)
+        return np.float32(p0 + (p1 - p0) * u)
     if kind == CONSTANT:
-        return np.float32(parameters[0])
+        return np.float32(p0)
     attempt = 0
     while True:
         # Box and Muller 1958; attempts of one element must not meet those of the next
         a = draw(stream, (j << 20) + 2 * attempt)
         b = draw(stream, (j << 20) + 2 * attempt + 1)
         normal = math.sqrt(-2.0 * math.log(unit(a))) * math.cos(2.0 * math.pi * unit(b))
-        value = parameters[0] + parameters[1] * normal
-        if kind == NORMAL or parameters[2] <= value <= parameters[3]:
+        value = p0 + p1 * normal
+        if kind == NORMAL or p2 <= value <= p3:
             return np.float32(value)
         attempt += 1

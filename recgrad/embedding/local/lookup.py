@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
+from numba import njit
 
 from recgrad.embedding.local import simd
 from recgrad.embedding.local.index import find, prefetch_entry
@@ -26,42 +26,38 @@ from recgrad.embedding.local.layout import (
     WEIGHTS,
 )
 from recgrad.embedding.local.parallel import FIRST, TASK
-from recgrad.embedding.local.rows import generate, load1, load4, load8, load16, untouched
+from recgrad.embedding.local.rows import copy, generate, load1, load4, load8, load16, read, untouched
+from recgrad.embedding.local.simd import field, load_i64
 
 RING = 512  # row addresses that are known ahead; a longer bag is summed in pieces
 AHEAD = 32  # ids between finding a row's address and reading the row
 INDEX_AHEAD = 32  # ids between asking for an index entry and reading it
+SAMPLES_AHEAD = 2  # the same where samples are looked up one by one, all features of each
 BAGS_PER_TASK = 128
-TASK_COLUMNS = 4  # first lookup, last lookup, first bag, last bag
+TASK_COLUMNS = 5  # first lookup, last lookup, first bag, last bag, whether `_copy_rows` does it
+
+# The kernel's arguments: sizes, then addresses.
+DIM, TASK_COUNT, LOOKUPS, TABLES, PARAMETERS, TASKS, ERRORS = range(FIRST, FIRST + 7)
 
 
 @njit(nogil=True)
-def _resolve(table: Any, row: int) -> int:
-    """The address of a row, prefetched; 0 when it has no slot, −1 when the id is out of range."""
-    if row < 0 or row >= table[ROWS]:
-        return -1
-    slot = row
-    if table[INDEX] != 0:
-        slot = find(table, row)
-        if slot < 0:
-            return 0
-    address = table[WEIGHTS] + slot * table[STRIDE]
-    line = 0
-    while line < table[STRIDE]:
+def _prefetch_row(address: int, size: int) -> None:
+    simd.prefetch(address)
+    line = 64
+    while line < size:
         simd.prefetch(address + line)
         line += 64
-    return address
 
 
 @njit(nogil=True)
-def _sum(out: int, ring: Any, p: int, q: int, dim: int, kind: int, weights: int, first: bool) -> None:
-    """out (+)= Σ weight · row over ids p … q, all of them stored rows."""
+def _sum(out: int, ring: int, p: int, q: int, dim: int, kind: int, weights: int, first: bool) -> None:
+    """out (+)= Σ weight · row over ids p … q, all of them stored rows; `ring` holds their addresses."""
     size = 4 if kind == simd.F32 else 2
     d = 0
     while d + 16 <= dim:
         acc = simd.splat16(np.float32(0)) if first else simd.load16(out + 4 * d)
         for i in range(p, q):
-            x = load16(ring[i & (RING - 1)] + size * d, kind)
+            x = load16(load_i64(ring + 8 * (i & (RING - 1))) + size * d, kind)
             if weights != 0:
                 x = simd.multiply(simd.splat16(simd.load1(weights + 4 * i)), x)
             acc = simd.add(acc, x)
@@ -70,7 +66,7 @@ def _sum(out: int, ring: Any, p: int, q: int, dim: int, kind: int, weights: int,
     if d + 8 <= dim:
         acc8 = simd.splat8(np.float32(0)) if first else simd.load8(out + 4 * d)
         for i in range(p, q):
-            x8 = load8(ring[i & (RING - 1)] + size * d, kind)
+            x8 = load8(load_i64(ring + 8 * (i & (RING - 1))) + size * d, kind)
             if weights != 0:
                 x8 = simd.multiply(simd.splat8(simd.load1(weights + 4 * i)), x8)
             acc8 = simd.add(acc8, x8)
@@ -79,7 +75,7 @@ def _sum(out: int, ring: Any, p: int, q: int, dim: int, kind: int, weights: int,
     if d + 4 <= dim:
         acc4 = simd.splat4(np.float32(0)) if first else simd.load4(out + 4 * d)
         for i in range(p, q):
-            x4 = load4(ring[i & (RING - 1)] + size * d, kind)
+            x4 = load4(load_i64(ring + 8 * (i & (RING - 1))) + size * d, kind)
             if weights != 0:
                 x4 = simd.multiply(simd.splat4(simd.load1(weights + 4 * i)), x4)
             acc4 = simd.add(acc4, x4)
@@ -88,7 +84,7 @@ def _sum(out: int, ring: Any, p: int, q: int, dim: int, kind: int, weights: int,
     while d < dim:
         acc1 = np.float32(0) if first else simd.load1(out + 4 * d)
         for i in range(p, q):
-            x1 = load1(ring[i & (RING - 1)] + size * d, kind)
+            x1 = load1(load_i64(ring + 8 * (i & (RING - 1))) + size * d, kind)
             if weights != 0:
                 x1 = simd.load1(weights + 4 * i) * x1
             acc1 += x1
@@ -98,27 +94,25 @@ def _sum(out: int, ring: Any, p: int, q: int, dim: int, kind: int, weights: int,
 
 @njit(nogil=True)
 def _sum_any(
-    out: int, ring: Any, p: int, q: int, dim: int, lookup: Any, table: Any, parameters: Any, first: bool
+    out: int, ring: int, p: int, q: int, dim: int, lookup: int, table: int, parameters: int, first: bool
 ) -> None:
-    """As `_sum`, where some rows are untouched: their values are generated."""
-    kind = table[KIND]
-    size = 4 if kind == simd.F32 else 2
+    """As `_sum`, where some rows are untouched (their values are generated) or out of range (left out)."""
+    kind, weights = field(table, KIND), field(lookup, ID_WEIGHTS)
     row = np.empty(dim, np.float32)
     if first:
         for d in range(dim):
             simd.store(out + 4 * d, np.float32(0))
     for i in range(p, q):
-        address = ring[i & (RING - 1)]
+        address = load_i64(ring + 8 * (i & (RING - 1)))
         if address == -1:
             continue
         if address == 0 or untouched(address, kind):
-            generate(table, parameters, simd.load_i64(lookup[IDS] + 8 * i), simd.address(row), dim)
+            generate(table, parameters, load_i64(field(lookup, IDS) + 8 * i), simd.address(row), dim)
         else:
-            for d in range(dim):
-                row[d] = load1(address + size * d, kind)
+            read(address, kind, simd.address(row), dim)
         weight = np.float32(1)
-        if lookup[ID_WEIGHTS] != 0:
-            weight = simd.load1(lookup[ID_WEIGHTS] + 4 * i)
+        if weights != 0:
+            weight = simd.load1(weights + 4 * i)
         for d in range(dim):
             simd.store(out + 4 * d, simd.load1(out + 4 * d) + weight * row[d])
 
@@ -130,69 +124,116 @@ def _scale(out: int, dim: int, factor: Any) -> None:
 
 
 @njit(nogil=True)
-def _pool(
-    lookup: Any, table: Any, parameters: Any, first_bag: int, last_bag: int, dim: int, ring: Any
+def _copy_rows(a: int, first: int, last: int, first_bag: int, last_bag: int, error: int) -> None:
+    """Bags of one unweighted id each, of plain float32 tables, sample by sample: outputs are written in order."""
+    dim, lookups, tables = field(a, DIM), field(a, LOOKUPS), field(a, TABLES)
+    size = 4 * dim
+    final = last_bag - 1
+    for bag in range(first_bag, last_bag):
+        ahead = min(bag + SAMPLES_AHEAD, final)
+        for i in range(first, last):
+            lookup = lookups + 8 * LOOKUP_COLUMNS * i
+            table = tables + 8 * TABLE_COLUMNS * field(lookup, TABLE)
+            weights = field(table, WEIGHTS)
+            _prefetch_row(weights + size * field(field(lookup, IDS), ahead), size)
+            row = field(field(lookup, IDS), bag)
+            out = field(lookup, VECTORS) + bag * field(lookup, VECTOR_STRIDE)
+            address = weights + size * row
+            if row < 0 or row >= field(table, ROWS):
+                if field(error, 1) == 0:
+                    simd.store_i64(error, i)
+                    simd.store_i64(error + 8, bag + 1)
+            elif untouched(address, simd.F32):
+                generate(table, field(a, PARAMETERS) + 32 * field(lookup, TABLE), row, out, dim)
+            else:
+                copy(address, out, dim)
+
+
+@njit(nogil=True)
+def _resolve(table: int, row: int) -> int:
+    """The address of a row, prefetched; 0 when it has no slot, −1 when the id is out of range."""
+    if row < 0 or row >= field(table, ROWS):
+        return -1
+    slot = row
+    if field(table, INDEX) != 0:
+        slot = find(table, row)
+        if slot < 0:
+            return 0
+    stride = field(table, STRIDE)
+    address = field(table, WEIGHTS) + slot * stride
+    _prefetch_row(address, stride)
+    return address
+
+
+@njit(nogil=True)
+def _pool_bags(
+    lookup: int, table: int, parameters: int, first_bag: int, last_bag: int, dim: int, ring: int
 ) -> int:
     """Pool the bags of one lookup; returns 1 + the position of the first bad id, or 0."""
-    ids, offsets = lookup[IDS], lookup[OFFSETS]
+    ids, offsets, weights = field(lookup, IDS), field(lookup, OFFSETS), field(lookup, ID_WEIGHTS)
+    kind, compact, mean = field(table, KIND), field(table, INDEX) != 0, field(lookup, MEAN) != 0
+    step = field(lookup, VECTOR_STRIDE)
+    out = field(lookup, VECTORS) + first_bag * step
     bad = 0
     begin = first_bag
     stop = last_bag
     if offsets != 0:
-        begin = simd.load_i64(offsets + 8 * first_bag)
-        stop = simd.load_i64(offsets + 8 * last_bag)
+        begin = load_i64(offsets + 8 * first_bag)
+        stop = load_i64(offsets + 8 * last_bag)
     known = begin
     for bag in range(first_bag, last_bag):
-        end = bag + 1 if offsets == 0 else simd.load_i64(offsets + 8 * (bag + 1))
-        out = lookup[VECTORS] + bag * lookup[VECTOR_STRIDE]
+        end = bag + 1 if offsets == 0 else load_i64(offsets + 8 * (bag + 1))
         first = True
         length = end - begin
         while first or begin < end:
             piece = min(end, begin + RING - AHEAD)
             while known < min(stop, piece + AHEAD):
-                if table[INDEX] != 0 and known + INDEX_AHEAD < stop:
-                    prefetch_entry(table, simd.load_i64(ids + 8 * (known + INDEX_AHEAD)))
-                address = _resolve(table, simd.load_i64(ids + 8 * known))
-                ring[known & (RING - 1)] = address
+                if compact and known + INDEX_AHEAD < stop:
+                    prefetch_entry(table, load_i64(ids + 8 * (known + INDEX_AHEAD)))
+                address = _resolve(table, load_i64(ids + 8 * known))
+                simd.store_i64(ring + 8 * (known & (RING - 1)), address)
                 if address == -1 and bad == 0:
                     bad = known + 1
                 known += 1
             stored = True
             for i in range(begin, piece):
-                address = ring[i & (RING - 1)]
-                if address <= 0 or untouched(address, table[KIND]):
+                address = load_i64(ring + 8 * (i & (RING - 1)))
+                if address <= 0 or untouched(address, kind):
                     stored = False
             if stored:
-                _sum(out, ring, begin, piece, dim, table[KIND], lookup[ID_WEIGHTS], first)
+                _sum(out, ring, begin, piece, dim, kind, weights, first)
             else:
                 _sum_any(out, ring, begin, piece, dim, lookup, table, parameters, first)
             begin = piece
             first = False
-        if lookup[MEAN] != 0 and length > 1:
+        if mean and length > 1:
             _scale(out, dim, np.float32(1) / np.float32(length))
+        out += step
     return bad
 
 
 @njit(nogil=True)
 def lookup_tasks(arguments: Any) -> None:
-    """Draw tasks and do them. Arguments: lookups, count, tables, count, parameters, tasks, count, dim, errors."""
-    a = carray(arguments, FIRST + 9)
-    lookups = carray(simd.pointer(a[FIRST]), (a[FIRST + 1], LOOKUP_COLUMNS), np.int64)
-    tables = carray(simd.pointer(a[FIRST + 2]), (a[FIRST + 3], TABLE_COLUMNS), np.int64)
-    parameters = carray(simd.pointer(a[FIRST + 4]), (a[FIRST + 3], 4), np.float64)
-    count = a[FIRST + 6]
-    tasks = carray(simd.pointer(a[FIRST + 5]), (count, TASK_COLUMNS), np.int64)
-    dim = a[FIRST + 7]
-    errors = carray(simd.pointer(a[FIRST + 8]), (count, 2), np.int64)
+    """Draw tasks and do them."""
+    a = simd.address_of(arguments)
     ring = np.empty(RING, np.int64)
     while True:
-        task = simd.fetch_add(simd.address(a) + 8 * TASK, 1)
-        if task >= count:
+        task = simd.fetch_add(a + 8 * TASK, 1)
+        if task >= field(a, TASK_COUNT):
             return
-        for i in range(tasks[task, 0], tasks[task, 1]):
-            lookup = lookups[i]
-            t = lookup[TABLE]
-            bad = _pool(lookup, tables[t], parameters[t], tasks[task, 2], tasks[task, 3], dim, ring)
-            if bad != 0 and errors[task, 1] == 0:
-                errors[task, 0] = i
-                errors[task, 1] = bad
+        line = field(a, TASKS) + 8 * TASK_COLUMNS * task
+        error = field(a, ERRORS) + 16 * task
+        first, last, first_bag, last_bag = field(line, 0), field(line, 1), field(line, 2), field(line, 3)
+        if field(line, 4) != 0:
+            _copy_rows(a, first, last, first_bag, last_bag, error)
+            continue
+        for i in range(first, last):
+            lookup = field(a, LOOKUPS) + 8 * LOOKUP_COLUMNS * i
+            t = field(lookup, TABLE)
+            table, parameters = field(a, TABLES) + 8 * TABLE_COLUMNS * t, field(a, PARAMETERS) + 32 * t
+            bad = _pool_bags(
+                lookup, table, parameters, first_bag, last_bag, field(a, DIM), simd.address(ring)
+            )
+            if bad != 0 and field(error, 1) == 0:
+                simd.store_i64(error, i)
+                simd.store_i64(error + 8, bad)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ def launch(kernel: Any, *arguments: Argument, tasks: int) -> None:
         list(_pool(threads).map(_caller(kernel.address), [address] * threads))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _caller(address: int) -> Callable[[int], None]:
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
+from numba import njit
 
 from recgrad.embedding.local import simd
 from recgrad.embedding.local.index import MIN_MOVES, MOVES_PER_INSERT, find_or_add, move, prefetch_entry
@@ -30,6 +30,7 @@ from recgrad.embedding.local.layout import (
     VECTORS,
 )
 from recgrad.embedding.local.parallel import FIRST, TASK, THREAD
+from recgrad.embedding.local.simd import field, load_i32, load_i64, store_i32, store_i64
 
 OCCURRENCES_PER_TASK = 2048
 
@@ -43,155 +44,198 @@ OCCURRENCES_PER_TASK = 2048
     JOB_TASKS,  # one past its last task
     JOB_SCALED,  # whether gradients have coefficients
     JOB_ROWS,  # result: the number of distinct rows
-    JOB_BAD,  # result: 1 + an id out of range, or 0
+    JOB_BAD,  # result: 1 when an id is out of range
     JOB_COLUMNS,
 ) = range(10)
 
 
+# The kernel's arguments: sizes, then addresses.
+(
+    JOB_COUNT,
+    PLACES,  # int32 [threads, PLACE_COLUMNS], scratch: number of the row at each place of the hash table
+    PLACE_COLUMNS,
+    NUMBERS,  # int32 [threads, NUMBER_COLUMNS], scratch: number of each occurrence's row
+    NUMBER_COLUMNS,
+    JOBS,  # int64 [jobs, JOB_COLUMNS]
+    SOURCES,  # int64 [sources, LOOKUP_COLUMNS]
+    TABLES,  # int64 [tables, TABLE_COLUMNS]
+    ROW_NUMBERS,  # result, int64: the distinct rows of each job, from its start
+    SLOTS,  # result, int64: their slots
+    ENDS,  # result, int64: where their lists of gradients end
+    GRADIENTS,  # result, int64 [occurrences]: addresses, row after row
+    COEFFICIENTS,  # result, float32 [occurrences], where a job has them
+    CUTS,  # result, int64: the first distinct row of each update task
+) = range(FIRST, FIRST + 14)
+
+_GOLDEN = -7046029254386353131
+
+
 @njit(nogil=True)
-def _number_rows(job: Any, sources: Any, table: Any, places: Any, slots: Any, rows: Any, counts: Any) -> int:
-    """Number the distinct rows; fills rows, counts and the number of each occurrence."""
-    n = 0
-    for s in range(job[JOB_SOURCE], job[JOB_SOURCES]):
-        offsets = sources[s, OFFSETS]
-        n += sources[s, BAGS] if offsets == 0 else _span(offsets, sources[s, BAGS])
+def _bits(occurrences: int, rows: int) -> int:
+    """The size of the hash table: half as many places again as ids, or one for each row."""
     bits = 6
-    while (1 << bits) < n + (n >> 1) and (1 << bits) < table[ROWS]:
+    while (1 << bits) < occurrences + (occurrences >> 1) and (1 << bits) < rows:
         bits += 1
-    direct = (1 << bits) >= table[ROWS]
+    return bits
+
+
+@njit(nogil=True)
+def _span(source: int) -> tuple[int, int]:
+    """The first and one past the last id of a source."""
+    offsets, bags = field(source, OFFSETS), field(source, BAGS)
+    if offsets == 0:
+        return 0, bags
+    return load_i64(offsets), load_i64(offsets + 8 * bags)
+
+
+@njit(nogil=True)
+def _number_rows(
+    job: int, sources: int, limit: int, places: int, numbers: int, rows: int, counts: int
+) -> int:
+    """Number the distinct rows; fills rows, counts and the number of each occurrence. −1 for a bad id."""
+    n = 0
+    for s in range(field(job, JOB_SOURCE), field(job, JOB_SOURCES)):
+        p, q = _span(sources + 8 * LOOKUP_COLUMNS * s)
+        n += q - p
+    bits = _bits(n, limit)
+    direct = (1 << bits) >= limit
     mask = (1 << bits) - 1
-    for i in range(mask + 1):
-        places[i] = -1
-    start = job[JOB_START]
+    for i in range(0, mask + 1, 2):
+        store_i64(places + 4 * i, -1)
     distinct = 0
-    k = 0
-    for s in range(job[JOB_SOURCE], job[JOB_SOURCES]):
-        offsets = sources[s, OFFSETS]
-        p, q = 0, sources[s, BAGS]
-        if offsets != 0:
-            p, q = simd.load_i64(offsets), simd.load_i64(offsets + 8 * q)
+    for s in range(field(job, JOB_SOURCE), field(job, JOB_SOURCES)):
+        ids = field(sources + 8 * LOOKUP_COLUMNS * s, IDS)
+        p, q = _span(sources + 8 * LOOKUP_COLUMNS * s)
         for i in range(p, q):
-            row = simd.load_i64(sources[s, IDS] + 8 * i)
-            if row < 0 or row >= table[ROWS]:
-                job[JOB_BAD] = 1 + s
-                return 0
-            j = row if direct else ((row * -7046029254386353131) >> (64 - bits)) & mask
-            number = places[j]
-            while number >= 0 and rows[start + number] != row:
+            row = load_i64(ids + 8 * i)
+            j = row if direct else ((row * _GOLDEN) >> (64 - bits)) & mask
+            if row < 0 or row >= limit:
+                return -1
+            number = np.int64(load_i32(places + 4 * j))
+            while number >= 0 and load_i64(rows + 8 * number) != row:
                 j = (j + 1) & mask
-                number = places[j]
+                number = np.int64(load_i32(places + 4 * j))
             if number < 0:
                 number = distinct
                 distinct += 1
-                places[j] = number
-                rows[start + number] = row
-                counts[start + number] = 1
+                store_i32(places + 4 * j, np.int32(number))
+                store_i64(rows + 8 * number, row)
+                store_i64(counts + 8 * number, 1)
             else:
-                counts[start + number] += 1
-            slots[k] = number
-            k += 1
+                store_i64(counts + 8 * number, load_i64(counts + 8 * number) + 1)
+            store_i32(numbers, np.int32(number))
+            numbers += 4
     return distinct
 
 
 @njit(nogil=True)
-def _span(offsets: int, bags: int) -> int:
-    return simd.load_i64(offsets + 8 * bags) - simd.load_i64(offsets)
+def _begin_lists(a: int, job: int, ends: int, distinct: int) -> None:
+    """Turn counts into where each row's list begins, and cut the rows into tasks of about equal work."""
+    start, task = field(job, JOB_START), field(job, JOB_TASK)
+    cuts = field(a, CUTS)
+    at = start
+    due = start
+    for u in range(distinct):
+        count = load_i64(ends + 8 * u)
+        store_i64(ends + 8 * u, at)
+        if at >= due:
+            store_i64(cuts + 8 * task, start + u)
+            task += 1
+            due += OCCURRENCES_PER_TASK
+        at += count
+    for rest in range(task, field(job, JOB_TASKS)):
+        store_i64(cuts + 8 * rest, start + distinct)
 
 
 @njit(nogil=True)
-def _place(job: Any, sources: Any, slots: Any, ends: Any, gradients: Any, coefficients: Any) -> None:
-    """Write each occurrence's gradient address (and coefficient) into its row's list.
+def _place(source: int, numbers: int, ends: int, gradients: int) -> int:
+    """Write each occurrence's gradient address into its row's list; returns where the next numbers are.
 
     `ends` holds where each row's list begins and is left at where it ends.
     """
-    start = job[JOB_START]
-    k = 0
-    for s in range(job[JOB_SOURCE], job[JOB_SOURCES]):
-        vector, stride = sources[s, VECTORS], sources[s, VECTOR_STRIDE]
-        offsets, weights = sources[s, OFFSETS], sources[s, ID_WEIGHTS]
-        begin = 0
-        if offsets != 0:
-            begin = simd.load_i64(offsets)
-        for bag in range(sources[s, BAGS]):
-            end = bag + 1 if offsets == 0 else simd.load_i64(offsets + 8 * (bag + 1))
-            for i in range(begin, end):
-                number = slots[k]
-                k += 1
-                at = ends[start + number]
-                ends[start + number] = at + 1
-                gradients[at] = vector
-                if job[JOB_SCALED] != 0:
-                    c = np.float32(1)
-                    if weights != 0:
-                        c = simd.load1(weights + 4 * i)
-                    if sources[s, MEAN] != 0 and end - begin > 1:
-                        c = c * (np.float32(1) / np.float32(end - begin))
-                    coefficients[at] = c
-            begin = end
-            vector += stride
+    vector, stride = field(source, VECTORS), field(source, VECTOR_STRIDE)
+    offsets = field(source, OFFSETS)
+    begin = 0 if offsets == 0 else load_i64(offsets)
+    for bag in range(field(source, BAGS)):
+        end = bag + 1 if offsets == 0 else load_i64(offsets + 8 * (bag + 1))
+        for _ in range(begin, end):
+            place = ends + 8 * np.int64(load_i32(numbers))
+            numbers += 4
+            at = load_i64(place)
+            store_i64(place, at + 1)
+            store_i64(gradients + 8 * at, vector)
+        begin = end
+        vector += stride
+    return numbers
 
 
 @njit(nogil=True)
-def _assign_slots(table: Any, rows: Any, slots: Any, start: int, distinct: int) -> None:
+def _place_scaled(source: int, numbers: int, ends: int, gradients: int, coefficients: int) -> int:
+    """As `_place`, with coefficients: per-id weights, and 1/n for the mean of n ids."""
+    vector, stride = field(source, VECTORS), field(source, VECTOR_STRIDE)
+    offsets, weights, mean = field(source, OFFSETS), field(source, ID_WEIGHTS), field(source, MEAN)
+    begin = 0 if offsets == 0 else load_i64(offsets)
+    for bag in range(field(source, BAGS)):
+        end = bag + 1 if offsets == 0 else load_i64(offsets + 8 * (bag + 1))
+        for i in range(begin, end):
+            place = ends + 8 * np.int64(load_i32(numbers))
+            numbers += 4
+            at = load_i64(place)
+            store_i64(place, at + 1)
+            store_i64(gradients + 8 * at, vector)
+            c = simd.load1(weights + 4 * i) if weights != 0 else np.float32(1)
+            if mean != 0 and end - begin > 1:
+                c = c * (np.float32(1) / np.float32(end - begin))
+            simd.store(coefficients + 4 * at, c)
+        begin = end
+        vector += stride
+    return numbers
+
+
+@njit(nogil=True)
+def _assign_slots(table: int, rows: int, slots: int, distinct: int) -> None:
     """Slots of the distinct rows; rows that have none get the next."""
-    if table[INDEX] == 0:
-        for u in range(start, start + distinct):
-            slots[u] = rows[u]
+    if field(table, INDEX) == 0:
+        for u in range(distinct):
+            store_i64(slots + 8 * u, load_i64(rows + 8 * u))
         return
-    before = table[COUNT]
-    last = start + distinct
-    for u in range(start, min(start + 16, last)):
-        prefetch_entry(table, rows[u])
-    for u in range(start, last):
-        if u + 16 < last:
-            prefetch_entry(table, rows[u + 16])
-        slots[u] = find_or_add(table, rows[u])
-    move(table, MIN_MOVES + MOVES_PER_INSERT * (table[COUNT] - before))
+    before = field(table, COUNT)
+    for u in range(min(16, distinct)):
+        prefetch_entry(table, load_i64(rows + 8 * u))
+    for u in range(distinct):
+        if u + 16 < distinct:
+            prefetch_entry(table, load_i64(rows + 8 * (u + 16)))
+        store_i64(slots + 8 * u, find_or_add(table, load_i64(rows + 8 * u)))
+    move(table, MIN_MOVES + MOVES_PER_INSERT * (field(table, COUNT) - before))
 
 
 @njit(nogil=True)
 def plan_tasks(arguments: Any) -> None:
-    """Plan the update of each table.
-
-    Arguments: jobs, count, sources, count, tables, count, places and its columns, numbers and
-    its columns (scratch, a row per thread), rows, slots, ends, gradients, coefficients,
-    occurrences, cuts (first distinct row of each update task), its length.
-    """
-    a = carray(arguments, FIRST + 18)
-    jobs = carray(simd.pointer(a[FIRST]), (a[FIRST + 1], JOB_COLUMNS), np.int64)
-    sources = carray(simd.pointer(a[FIRST + 2]), (a[FIRST + 3], LOOKUP_COLUMNS), np.int64)
-    tables = carray(simd.pointer(a[FIRST + 4]), (a[FIRST + 5], TABLE_COLUMNS), np.int64)
-    thread = simd.fetch_add(simd.address(a) + 8 * THREAD, 1)
-    places = carray(simd.pointer(a[FIRST + 6] + thread * a[FIRST + 7] * 4), a[FIRST + 7], np.int32)
-    numbers = carray(simd.pointer(a[FIRST + 8] + thread * a[FIRST + 9] * 4), a[FIRST + 9], np.int32)
-    n = a[FIRST + 15]
-    rows = carray(simd.pointer(a[FIRST + 10]), n, np.int64)
-    slots = carray(simd.pointer(a[FIRST + 11]), n, np.int64)
-    ends = carray(simd.pointer(a[FIRST + 12]), n, np.int64)
-    gradients = carray(simd.pointer(a[FIRST + 13]), n, np.int64)
-    coefficients = carray(simd.pointer(a[FIRST + 14]), n, np.float32)
-    cuts = carray(simd.pointer(a[FIRST + 16]), a[FIRST + 17], np.int64)
+    """Plan the update of each table."""
+    a = simd.address_of(arguments)
+    thread = simd.fetch_add(a + 8 * THREAD, 1)
+    places = field(a, PLACES) + 4 * thread * field(a, PLACE_COLUMNS)
+    numbers = field(a, NUMBERS) + 4 * thread * field(a, NUMBER_COLUMNS)
+    sources, gradients = field(a, SOURCES), field(a, GRADIENTS)
     while True:
-        i = simd.fetch_add(simd.address(a) + 8 * TASK, 1)
-        if i >= a[FIRST + 1]:
+        i = simd.fetch_add(a + 8 * TASK, 1)
+        if i >= field(a, JOB_COUNT):
             return
-        job = jobs[i]
-        table = tables[job[JOB_TABLE]]
-        distinct = _number_rows(job, sources, table, places, numbers, rows, ends)
-        job[JOB_ROWS] = distinct
-        if job[JOB_BAD] != 0:
+        job = field(a, JOBS) + 8 * JOB_COLUMNS * i
+        table = field(a, TABLES) + 8 * TABLE_COLUMNS * field(job, JOB_TABLE)
+        start = field(job, JOB_START)
+        rows, ends = field(a, ROW_NUMBERS) + 8 * start, field(a, ENDS) + 8 * start
+        distinct = _number_rows(job, sources, field(table, ROWS), places, numbers, rows, ends)
+        if distinct < 0:
+            store_i64(job + 8 * JOB_BAD, 1)
             continue
-        start = job[JOB_START]
-        at = start
-        task = job[JOB_TASK]
-        for u in range(start, start + distinct):
-            count = ends[u]
-            ends[u] = at
-            if at - start >= (task - job[JOB_TASK]) * OCCURRENCES_PER_TASK:
-                cuts[task] = u
-                task += 1
-            at += count
-        for rest in range(task, job[JOB_TASKS]):
-            cuts[rest] = start + distinct
-        _place(job, sources, numbers, ends, gradients, coefficients)
-        _assign_slots(table, rows, slots, start, distinct)
+        store_i64(job + 8 * JOB_ROWS, distinct)
+        _begin_lists(a, job, ends, distinct)
+        at = numbers
+        for s in range(field(job, JOB_SOURCE), field(job, JOB_SOURCES)):
+            source = sources + 8 * LOOKUP_COLUMNS * s
+            if field(job, JOB_SCALED) != 0:
+                at = _place_scaled(source, at, ends, gradients, field(a, COEFFICIENTS))
+            else:
+                at = _place(source, at, ends, gradients)
+        _assign_slots(table, rows, field(a, SLOTS) + 8 * start, distinct)

@@ -15,7 +15,7 @@ from numba import njit
 from recgrad.embedding.local import simd
 from recgrad.embedding.local.initializer import draw, element, row_stream
 from recgrad.embedding.local.layout import INIT, KEY, KIND
-from recgrad.embedding.local.simd import BF16, F16, F32, bits, from_bits
+from recgrad.embedding.local.simd import BF16, F16, F32, bits
 
 _NEGATIVE_ZERO = np.int32(-2147483648)
 _NEGATIVE_ZERO_16 = np.int16(-32768)
@@ -151,15 +151,11 @@ def write(source: int, target: int, kind: int, dim: int, stream: int) -> None:
 
 
 @njit(nogil=True)
-def generate(table: Any, parameters: Any, row: int, target: int, dim: int) -> None:
-    """Write the value of an untouched row as float32 at `target`."""
-    stream = row_stream(table[KEY], row)
+def generate(table: int, parameters: int, row: int, target: int, dim: int) -> None:
+    """Write the value of an untouched row as float32 at `target`; table and parameters are addresses."""
+    stream = row_stream(simd.load_i64(table + 8 * KEY), row)
+    init, kind = simd.load_i64(table + 8 * INIT), simd.load_i64(table + 8 * KIND)
+    p0, p1 = simd.load_f64(parameters), simd.load_f64(parameters + 8)
+    p2, p3 = simd.load_f64(parameters + 16), simd.load_f64(parameters + 24)
     for d in range(dim):
-        value = element(table[INIT], parameters, stream, d)
-        simd.store(target + 4 * d, shorten(value, table[KIND], 0.5))
-
-
-@njit(nogil=True)
-def positive_zero(value: Any) -> Any:
-    """The value, with −0 as +0."""
-    return value + from_bits(np.int32(0))
+        simd.store(target + 4 * d, shorten(element(init, p0, p1, p2, p3, stream, d), kind, 0.5))

@@ -167,18 +167,23 @@ def from_bits(context: Any, value: Any) -> Any:
     return types.float32(types.int32), lambda _, b, __, args: b.bitcast(args[0], _FLOAT)
 
 
-@intrinsic
-def prefetch(context: Any, address: Any) -> Any:
-    """Bring the cache line of an address near; any address is harmless."""
+def _prefetcher(write: int) -> Any:
+    """An intrinsic that brings the cache line of an address near; any address is harmless."""
 
-    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
-        byte = _I8.as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
-        function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
-        b.call(function, [b.inttoptr(args[0], byte), _I32(0), _I32(3), _I32(1)])
-        return context.get_dummy_value()
+    def near(context: Any, address: Any) -> Any:
+        def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+            byte = _I8.as_pointer()
+            kind = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
+            function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
+            b.call(function, [b.inttoptr(args[0], byte), _I32(write), _I32(3), _I32(1)])
+            return context.get_dummy_value()
 
-    return types.void(types.int64), generate
+        return types.void(types.int64), generate
+
+    return intrinsic(near)
+
+
+prefetch, prefetch_to_write = _prefetcher(0), _prefetcher(1)
 
 
 @intrinsic
@@ -202,6 +207,22 @@ def address(context: Any, array: Any) -> Any:
 
 
 @intrinsic
+def address_of(context: Any, pointer: Any) -> Any:
+    """A pointer as an address."""
+    return types.int64(pointer), lambda _, b, __, args: b.ptrtoint(args[0], _I64)
+
+
+@intrinsic
+def load_f64(context: Any, address: Any) -> Any:
+    """The float64 at an address."""
+
+    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
+        return b.load(_pointer(b, args[0], ir.DoubleType()), align=8)
+
+    return types.float64(types.int64), generate
+
+
+@intrinsic
 def pointer(context: Any, address: Any) -> Any:
     """An address as a pointer that `numba.carray` takes."""
 
@@ -209,3 +230,13 @@ def pointer(context: Any, address: Any) -> Any:
         return b.inttoptr(args[0], _I8.as_pointer())
 
     return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def field(context: Any, line: Any, column: Any) -> Any:
+    """One integer of a line of int64 whose address is given."""
+
+    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
+        return b.load(b.gep(_pointer(b, args[0], _I64), [args[1]]), align=8)
+
+    return types.int64(types.int64, types.int64), generate

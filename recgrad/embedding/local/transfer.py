@@ -9,7 +9,7 @@ from numba import carray, njit
 
 from recgrad.embedding.local import simd
 from recgrad.embedding.local.index import find_or_add, move
-from recgrad.embedding.local.layout import OLD_BITS, TABLE_COLUMNS
+from recgrad.embedding.local.layout import OLD_BITS
 from recgrad.embedding.local.parallel import FIRST
 from recgrad.embedding.local.rows import generate
 
@@ -36,15 +36,15 @@ def offsets_task(arguments: Any) -> None:
 def settle_task(arguments: Any) -> None:
     """Finish the move to a doubled index. Arguments: the table's line."""
     a = carray(arguments, FIRST + 1)
-    table = carray(simd.pointer(a[FIRST]), TABLE_COLUMNS, np.int64)
-    move(table, 1 << table[OLD_BITS])
+    table = a[FIRST]
+    move(table, 1 << simd.field(table, OLD_BITS))
 
 
 @njit(nogil=True)
 def assign_task(arguments: Any) -> None:
     """Slots of rows, handed out where missing. Arguments: the table's line, rows, slots, count."""
     a = carray(arguments, FIRST + 4)
-    table = carray(simd.pointer(a[FIRST]), TABLE_COLUMNS, np.int64)
+    table = a[FIRST]
     rows = carray(simd.pointer(a[FIRST + 1]), a[FIRST + 3], np.int64)
     slots = carray(simd.pointer(a[FIRST + 2]), a[FIRST + 3], np.int64)
     for i in range(a[FIRST + 3]):
@@ -55,8 +55,7 @@ def assign_task(arguments: Any) -> None:
 def initial_task(arguments: Any) -> None:
     """Values of untouched rows. Arguments: the table's line, initialiser parameters, rows, count, out, dim."""
     a = carray(arguments, FIRST + 6)
-    table = carray(simd.pointer(a[FIRST]), TABLE_COLUMNS, np.int64)
-    parameters = carray(simd.pointer(a[FIRST + 1]), 4, np.float64)
+    table = a[FIRST]
     rows = carray(simd.pointer(a[FIRST + 2]), a[FIRST + 3], np.int64)
     for i in range(a[FIRST + 3]):
-        generate(table, parameters, rows[i], a[FIRST + 4] + 4 * i * a[FIRST + 5], a[FIRST + 5])
+        generate(table, a[FIRST + 1], rows[i], a[FIRST + 4] + 4 * i * a[FIRST + 5], a[FIRST + 5])

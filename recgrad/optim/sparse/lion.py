@@ -1,0 +1,47 @@
+"""Lion on embedding rows (Chen et al. 2023)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer, check_range
+from recgrad.optim.sparse.rule import State, sparse_rule
+
+
+@sparse_rule
+def lion(w, g, states, rows, dim, h):  # type: ignore[no-untyped-def]
+    """u = sign(β1 m + (1 − β1)g); w −= ηu; m = β2 m + (1 − β2)g."""
+    lr, keep1, new1, keep2, new2 = h[0], h[1], h[2], h[3], h[4]
+    moving = states[0]
+    for i in range(rows * dim):
+        mixed = keep1 * moving[i] + new1 * g[i]
+        moving[i] = keep2 * moving[i] + new2 * g[i]
+        w[i] -= lr * mixed if np.isnan(mixed) else lr * ((mixed > 0) - np.float32(mixed < 0))
+
+
+@SPARSE_OPTIMIZERS.register("lion_optimizer")
+class Lion(SparseOptimizer):
+    """u = sign(β1 m + (1 − β1)g); w −= η(u + λw); then m = β2 m + (1 − β2)g. Weight decay decouples."""
+
+    rule = staticmethod(lion)
+    states = (State("exp_avg"),)
+    default_decay_mode = "DECOUPLE"
+
+    def __init__(
+        self, tables: Any, *, lr: float = 0.0003, beta1: float = 0.9, beta2: float = 0.99, **common: Any
+    ) -> None:
+        super().__init__(tables, {"lr": lr, "beta1": beta1, "beta2": beta2}, **common)
+
+    @classmethod
+    def check(cls, group: dict[str, Any]) -> None:
+        """Refuse betas outside [0, 1)."""
+        check_range(group, "beta1", 0, 1, open_high=True)
+        check_range(group, "beta2", 0, 1, open_high=True)
+
+    @classmethod
+    def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:
+        """η, β1, 1 − β1, β2, 1 − β2."""
+        beta1, beta2 = group["beta1"], group["beta2"]
+        return group["lr"], beta1, 1 - beta1, beta2, 1 - beta2

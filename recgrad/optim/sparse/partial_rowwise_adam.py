@@ -1,0 +1,31 @@
+"""Adam whose second moment is one number a row."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recgrad.optim.sparse.adam import AdamKind
+from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS
+from recgrad.optim.sparse.rowwise import square_sum, subtract
+from recgrad.optim.sparse.rule import State, sparse_rule
+
+
+@sparse_rule
+def partial_rowwise_adam(w, g, states, rows, dim, h):  # type: ignore[no-untyped-def]
+    """m moving average of g, v of mean(g²); w −= η m̂/(√v̂ + ε)."""
+    rate, keep1, new1, keep2, new2, unbias2, eps = h[0], h[1], h[2], h[3], h[4], h[5], h[6]
+    first, second = states[0], states[1]
+    for r in range(rows):
+        second[r] = keep2 * second[r] + new2 * (square_sum(g, r, dim) / np.float32(dim))
+    for i in range(rows * dim):
+        first[i] = keep1 * first[i] + new1 * g[i]
+    for r in range(rows):
+        subtract(w, first, r, dim, rate / (np.sqrt(second[r] * unbias2) + eps))
+
+
+@SPARSE_OPTIMIZERS.register("partial_rowwise_adam_optimizer")
+class PartialRowWiseAdam(AdamKind):
+    """m = β1 m + (1 − β1) g; v = β2 v + (1 − β2) mean(g²), one number a row; w −= η m̂/(√v̂ + ε)."""
+
+    rule = staticmethod(partial_rowwise_adam)
+    states = (State("exp_avg"), State("exp_avg_sq", per_row=True))

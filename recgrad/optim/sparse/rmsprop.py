@@ -1,0 +1,45 @@
+"""RMSprop on embedding rows (Tieleman and Hinton 2012)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer, check_range
+from recgrad.optim.sparse.rule import State, sparse_rule
+
+
+@sparse_rule
+def rmsprop(w, g, states, rows, dim, h):  # type: ignore[no-untyped-def]
+    """v = αv + (1 − α)g²; w −= ηg/(√v + ε)."""
+    lr, keep, new, eps = h[0], h[1], h[2], h[3]
+    squares = states[0]
+    for i in range(rows * dim):
+        v = keep * squares[i] + new * g[i] * g[i]
+        squares[i] = v
+        w[i] -= lr * g[i] / (np.sqrt(v) + eps)
+
+
+@SPARSE_OPTIMIZERS.register("rmsprop_optimizer")
+class RMSprop(SparseOptimizer):
+    """v = αv + (1 − α)g²; w −= ηg/(√v + ε)."""
+
+    rule = staticmethod(rmsprop)
+    states = (State("square_avg"),)
+
+    def __init__(
+        self, tables: Any, *, lr: float = 0.002, alpha: float = 0.99, eps: float = 1e-8, **common: Any
+    ) -> None:
+        super().__init__(tables, {"lr": lr, "alpha": alpha, "eps": eps}, **common)
+
+    @classmethod
+    def check(cls, group: dict[str, Any]) -> None:
+        """Refuse α outside [0, 1) and ε ≤ 0."""
+        check_range(group, "alpha", 0, 1, open_high=True)
+        check_range(group, "eps", 1e-38, float("inf"))
+
+    @classmethod
+    def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:
+        """η, α, 1 − α, ε."""
+        return group["lr"], group["alpha"], 1 - group["alpha"], group["eps"]
