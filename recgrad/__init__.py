@@ -12,12 +12,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from recgrad.version import __version__
+
 if TYPE_CHECKING:
     from recgrad.config import load_config
     from recgrad.export.predict import predict
     from recgrad.training.run import TrainResult, evaluate, train
 
-__version__ = "0.1.0"
 __all__ = ["TrainResult", "__version__", "evaluate", "load_config", "predict", "train"]
 
 _HOMES = {

@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from recgrad import __version__
 from recgrad.cli.command import COMMANDS
 from recgrad.errors import RecgradError
+from recgrad.version import __version__
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130

@@ -41,13 +41,13 @@ def calibration_curve(scores: Floats, labels: Floats, num_bins: int = 20) -> Cal
 def auc_by_group_size(scores: Floats, labels: Floats, keys: npt.NDArray[np.int64]) -> GroupSizes:
     """The mean AUC of groups with 2–3, 4–7, 8–15 … rows, vectorised over all groups."""
     order = np.lexsort((scores, keys))
-    keys, scores, labels = keys[order], scores[order], labels[order] > 0
+    keys, scores, positive = keys[order], scores[order], labels[order] > 0
     starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
     sizes = np.diff(np.r_[starts, len(keys)])
     ranks = _ranks_with_ties(scores, starts, sizes)
-    positives = np.add.reduceat(labels, starts, dtype=np.int64)
+    positives = np.add.reduceat(positive, starts, dtype=np.int64)
     negatives = sizes - positives
-    sums = np.add.reduceat(np.where(labels, ranks, 0.0), starts)
+    sums = np.add.reduceat(np.where(positive, ranks, 0.0), starts)
     mixed = (positives > 0) & (negatives > 0)
     with np.errstate(invalid="ignore", divide="ignore"):
         auc = (sums - positives * (positives + 1) / 2) / (positives * negatives)

@@ -66,7 +66,7 @@ def _write(target: Path, tables: Iterator[pa.Table]) -> int:
     """Write to a file beside the target and rename it, so that a killed run leaves no half file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".partial")
-    rows = 0
+    rows: int = 0
     first = next(tables, None)
     if first is None:
         raise RecgradError("predict: the input has no rows")

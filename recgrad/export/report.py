@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from recgrad import __version__
 from recgrad.config import load_config
 from recgrad.data.loader import build_loader
 from recgrad.errors import RecgradError
@@ -21,6 +20,7 @@ from recgrad.export import report_plots
 from recgrad.export.diagnostics import auc_by_group_size, calibration_curve
 from recgrad.training.hooks.events import EVENTS_FILE
 from recgrad.training.run import CONFIG_FILE, load_trained
+from recgrad.version import __version__
 
 PACKAGES = ("recgrad", "torch", "numpy", "numba", "pyarrow", "torchmetrics", "protobuf")
 MAX_DIAGNOSED_ROWS = 2_000_000

@@ -12,7 +12,7 @@ from recgrad.export.diagnostics import Calibration, GroupSizes
 
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
     "axes.spines.top": False,

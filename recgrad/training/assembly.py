@@ -11,6 +11,7 @@ from recgrad.data.features.base import Feature
 from recgrad.data.features.build import build_features
 from recgrad.data.loader import Loader, build_loader
 from recgrad.embedding.build import build_sparse_optimizer
+from recgrad.embedding.local.engine import LocalEngine
 from recgrad.models.build import build_model
 from recgrad.optim.roles import parameter_roles
 from recgrad.optim.sparse import SparseOptimizer
@@ -62,14 +63,21 @@ def build_task(config: PipelineConfig, features: Sequence[Feature]) -> Task:
     return Task(model, sample_weight_fields=list(config.data_config.sample_weight_fields))
 
 
+def local_engine(task: Task) -> LocalEngine | None:
+    """The embedding engine of a task's model; None when no feature has ids."""
+    engine = task.model.engine
+    if engine is not None and not isinstance(engine, LocalEngine):
+        raise TypeError(f"this run needs the local engine, got {type(engine).__name__}")
+    return engine
+
+
 def build_training(config: PipelineConfig) -> Training:
     """Everything that a training run needs."""
     features = features_of(config)
     task = build_task(config, features)
     settings = config.train_config
-    sparse = None
-    if task.model.engine is not None:
-        sparse = build_sparse_optimizer(task.model.engine, settings.sparse_optimizer)
+    engine = local_engine(task)
+    sparse = None if engine is None else build_sparse_optimizer(engine, settings.sparse_optimizer)
     summaries = set(settings.tensorboard_summaries) if settings.use_tensorboard else set()
     updater = build_updater(
         settings,

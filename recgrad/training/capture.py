@@ -11,7 +11,7 @@ from recgrad.embedding.local.engine import LocalEngine
 from recgrad.errors import CheckpointError
 from recgrad.models.base import Model
 from recgrad.optim.sparse import SparseOptimizer
-from recgrad.training.assembly import Training
+from recgrad.training.assembly import Training, local_engine
 from recgrad.training.averaged import evaluated_weights
 from recgrad.training.checkpoint import Snapshot, TableRows
 from recgrad.training.runtime import rng_state, set_rng_state
@@ -31,7 +31,7 @@ def capture(training: Training, state: TrainState) -> Snapshot:
     tree = _owned(tree)
     with evaluated_weights(training):
         tree["model"] = _owned(dense_state(model))
-    return Snapshot(state.step, tree, capture_tables(model.engine, training.sparse_optimizer))
+    return Snapshot(state.step, tree, capture_tables(local_engine(training.task), training.sparse_optimizer))
 
 
 def dense_state(model: Model) -> dict[str, torch.Tensor]:
@@ -64,7 +64,9 @@ def capture_tables(engine: LocalEngine | None, optimizer: SparseOptimizer | None
     for table in engine.tables.values():
         spec = table.spec
         row_ids, weights = engine.export_table(spec.name)
-        states = {} if optimizer is None else optimizer.export_state(spec.name)
+        states = {}
+        if optimizer is not None and spec.name in optimizer.tables:  # frozen tables are not
+            states = optimizer.export_state(spec.name)
         tables.append(TableRows(spec.name, spec.num_rows, spec.dim, row_ids, weights, states))
     return tables
 
@@ -82,7 +84,7 @@ def resume(snapshot: Snapshot, training: Training) -> TrainState:
             f"the checkpoint of step {snapshot.step} does not fit this config: {error}; "
             "start from its weights alone with --fine_tune_checkpoint in a new model_dir"
         ) from error
-    restore_tables(snapshot, model.engine, training.sparse_optimizer)
+    restore_tables(snapshot, local_engine(training.task), training.sparse_optimizer)
     set_rng_state(tree["rng"])
     return TrainState.from_tree(tree["state"])
 
@@ -99,8 +101,8 @@ def restore_tables(snapshot: Snapshot, engine: LocalEngine | None, optimizer: Sp
                 f"(has: {', '.join(sorted(known))})"
             )
         engine.import_table(table.name, table.row_ids, table.weights)
-        if optimizer is not None:
-            optimizer.import_state(table.name, table.row_ids, table.states)
+        if optimizer is not None and table.name in optimizer.tables:
+            optimizer.import_state(table.name, table.row_ids, dict(table.states))
 
 
 def _owned(value: Any) -> Any:

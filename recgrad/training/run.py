@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recgrad import __version__
 from recgrad.config import PipelineConfig, save_config
 from recgrad.data.loader import build_loader
 from recgrad.errors import RecgradError
@@ -18,6 +17,7 @@ from recgrad.training.assembly import (
     build_task,
     build_training,
     features_of,
+    local_engine,
     run_length,
 )
 from recgrad.training.averaged import evaluated_weights
@@ -31,6 +31,7 @@ from recgrad.training.signals import StopRequest
 from recgrad.training.state import TrainState
 from recgrad.training.task import Task
 from recgrad.training.trainer import Trainer
+from recgrad.version import __version__
 
 CONFIG_FILE = "pipeline.config"
 VERSION_FILE = "version"
@@ -127,7 +128,7 @@ def load_trained(
     task = build_task(effective, features)
     snapshot = read_checkpoint(resolve_checkpoint(checkpoint_path or effective.model_dir))
     load_dense_state(task.model, snapshot.tree["model"])
-    restore_tables(snapshot, task.model.engine, None)
+    restore_tables(snapshot, local_engine(task), None)
     task.eval()
     return effective, task, features
 
@@ -211,7 +212,7 @@ def _starting_state(
         report = restore(
             read_checkpoint(resolve_checkpoint(source)),
             model=training.task.model,
-            engine=training.task.model.engine,
+            engine=local_engine(training.task),
             sparse_optimizer=training.sparse_optimizer,
             updater=training.updater,
             param_map=Path(param_map) if param_map else None,

@@ -1,0 +1,357 @@
+"""Whole training runs: what the loop costs beside the model's own compute, and against torch's tables.
+
+    python benchmarks/train.py [--json FILE] [--rows N] [--rounds N]
+
+1. DeepFM of the Criteo example (13 numeric and 26 id features, dim 16, deep 512-256-128, final 64,
+   batch 8192) on a synthetic parquet file: throughput of the whole loop (reading, metrics, logging)
+   over that of the same updates on a batch held in memory.
+2. The same run with a checkpoint every 100 steps over the run without.
+3. Multi-tower DIN with three list features of up to 100 ids, batch 4096: against the same model
+   with torch.nn.Embedding tables and dense Adam over all of them.
+4. From typing the command to the first finished step, over the time of `import torch`.
+
+Rounds are interleaved and medians compared. Before a model is timed against its peer, both are
+shown to give the same outputs for the same tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from google.protobuf import text_format
+from torch import Tensor, nn
+
+from recgrad.config import PipelineConfig, load_config, save_config
+from recgrad.config.proto.optimizer_pb2 import SparseOptimizer
+from recgrad.data.batch import Batch, KeyedDense, KeyedJagged
+from recgrad.data.features.spec import FeatureSpec, Kind
+from recgrad.data.synth import write_synth
+from recgrad.embedding.build import build_sparse_optimizer
+from recgrad.embedding.spec import LookupSpec, TableSpec
+from recgrad.models.group_plan import FeatureGroup
+from recgrad.models.multi_tower_din import MultiTowerDIN
+from recgrad.training.assembly import Training, build_hooks, build_training
+from recgrad.training.capture import capture
+from recgrad.training.checkpoint import CheckpointManager
+from recgrad.training.hooks.base import Hook, StepReport
+from recgrad.training.runtime import keep_freed_memory, use_all_cores
+from recgrad.training.trainer import RunLength, Trainer
+
+WARM_STEPS = 5
+TIMED_STEPS = 40
+CHECKPOINT_STEPS = 100
+DIN_ROWS = {"adgroup_id": 846_812, "cate_id": 12_961, "brand": 461_498}
+DIN_BATCH = 4096
+DIM = 16
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    keep_freed_memory()
+    threads = use_all_cores()
+    print(f"{threads} threads, torch {torch.__version__}")
+    with tempfile.TemporaryDirectory() as folder:
+        write_synth(folder, args.rows)
+        config = criteo_config(Path(folder))
+        bars = [
+            *loop_bars(config, Path(folder), args.rounds),
+            din_bar(args.rounds),
+            start_bar(config, Path(folder), args.rounds),
+        ]
+    peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"\npeak memory {peak_gb:.2f} GB\n")
+    for bar in bars:
+        print(
+            f"{'ok ' if bar['holds'] else 'NO '} {bar['name']:<60} {bar['ratio']:8.3f}   goal {bar['goal']}"
+        )
+    if args.json:
+        args.json.write_text(json.dumps(bars, indent=2) + "\n")
+    return 0
+
+
+def bar(name: str, ratio: float, goal: float, *, at_least: bool) -> dict[str, Any]:
+    holds = ratio >= goal if at_least else ratio <= goal
+    return {"name": name, "ratio": ratio, "goal": f"{'>=' if at_least else '<='} {goal}", "holds": holds}
+
+
+def criteo_config(folder: Path) -> PipelineConfig:
+    config = load_config(folder / "deepfm.config")
+    config.data_config.batch_size = 8192
+    config.data_config.num_workers = 1
+    deepfm = config.model_config.deepfm
+    deepfm.deep.hidden_units[:] = [512, 256, 128]
+    deepfm.final.hidden_units[:] = [64]
+    deepfm.wide_embedding_dim = 4
+    for feature in config.feature_configs:
+        if feature.HasField("id_feature"):
+            feature.id_feature.embedding_dim = DIM
+    settings = config.train_config
+    settings.ClearField("sparse_optimizer")
+    settings.ClearField("dense_optimizer")
+    text_format.Parse("adagrad_optimizer { lr: 0.001 }", settings.sparse_optimizer)
+    text_format.Parse("adam_optimizer { lr: 0.001 }", settings.dense_optimizer)
+    settings.ClearField("save_checkpoints_epochs")
+    settings.save_checkpoints_steps = 10**9
+    settings.log_step_count_steps = 10
+    return config
+
+
+class Stopwatch(Hook):
+    """The seconds of each step, as the wall clock has them."""
+
+    def __init__(self) -> None:
+        self.marks: list[float] = []
+        self.reports: list[StepReport] = []
+
+    def after_step(self, trainer: Trainer, report: StepReport) -> None:
+        self.marks.append(time.perf_counter())
+        self.reports.append(report)
+
+
+def loop_seconds(
+    config: PipelineConfig, training: Training, folder: Path, steps: int, save_every: int
+) -> Any:
+    """A real run of `steps` steps after the warm ones: (seconds a step, share waiting for data)."""
+    model_dir = folder / f"model-{time.monotonic_ns()}"
+    model_dir.mkdir()
+    watch = Stopwatch()
+    checkpoints = CheckpointManager(model_dir, keep_max=1)
+
+    class Save(Hook):
+        def after_step(self, trainer: Trainer, report: StepReport) -> None:
+            if save_every and report.step % save_every == 0:
+                checkpoints.save(capture(training, trainer.state))
+
+    hooks = [hook for hook in build_hooks(config, model_dir) if type(hook).__name__ != "SaveCheckpoints"]
+    trainer = Trainer(
+        task=training.task,
+        loader=training.train_loader,
+        updater=training.updater,
+        length=RunLength(num_steps=WARM_STEPS + steps),
+        hooks=[*hooks, Save(), watch],
+    )
+    trainer.run()
+    checkpoints.wait()
+    spent = time.perf_counter() if save_every else watch.marks[-1]
+    wait = sum(report.data_wait_secs for report in watch.reports[WARM_STEPS:])
+    total = spent - watch.marks[WARM_STEPS - 1]
+    return total / steps, wait / total
+
+
+def compute_seconds(training: Training, batch: Batch, steps: int) -> float:
+    """Seconds of an update on a batch that is there already: no reading, no metrics, no logging."""
+    start = time.perf_counter()
+    for _ in range(steps):
+        losses = training.task.losses(training.task(batch), batch)
+        training.updater.backward(losses["total"])
+        training.updater.step()
+    return (time.perf_counter() - start) / steps
+
+
+def loop_bars(config: PipelineConfig, folder: Path, rounds: int) -> list[dict[str, Any]]:
+    training = build_training(config)
+    batch = next(iter(training.train_loader.epoch(0)))
+    training.task.train()
+    compute_seconds(training, batch, WARM_STEPS)
+    whole, compute, plain, saving, waits = [], [], [], [], []
+    for _ in range(rounds):
+        seconds, wait = loop_seconds(config, training, folder, TIMED_STEPS, save_every=0)
+        whole.append(seconds)
+        waits.append(wait)
+        compute.append(compute_seconds(training, batch, TIMED_STEPS))
+    for _ in range(max(1, rounds // 2)):
+        plain.append(loop_seconds(config, training, folder, CHECKPOINT_STEPS, save_every=0)[0])
+        saving.append(loop_seconds(config, training, folder, CHECKPOINT_STEPS, CHECKPOINT_STEPS)[0])
+    speed = batch.size / statistics.median(whole)
+    print(
+        f"DeepFM: {speed:,.0f} samples/s in the loop, {batch.size / statistics.median(compute):,.0f} in memory"
+    )
+    print(f"        waiting for data {statistics.median(waits):.1%} of the time")
+    ratio = statistics.median(compute) / statistics.median(whole)
+    slower = statistics.median(saving) / statistics.median(plain)
+    return [
+        bar("throughput of the loop over the model's compute alone", ratio, 0.85, at_least=True),
+        bar("time with a checkpoint every 100 steps over without", slower, 1.05, at_least=False),
+    ]
+
+
+class TorchTables(nn.Module):
+    """The peer: an nn.Embedding a table, looked up and pooled by torch."""
+
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        lookups: Sequence[LookupSpec],
+        *,
+        keys: Sequence[str],
+        sequence_keys: Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.specs = {spec.name: spec for spec in lookups}
+        self.keys, self.sequence_keys = list(keys), list(sequence_keys)
+        self.weights = nn.ModuleDict({spec.name: nn.Embedding(spec.num_rows, spec.dim) for spec in tables})
+
+    def forward(self, ids: KeyedJagged, sequences: KeyedJagged | None = None) -> TorchEmbedded:
+        return TorchEmbedded(self, ids, sequences)
+
+
+class TorchEmbedded:
+    def __init__(self, tables: TorchTables, ids: KeyedJagged, sequences: KeyedJagged | None) -> None:
+        self.tables, self.ids, self.sequences = tables, ids, sequences
+
+    def pooled(self, names: Sequence[str]) -> Tensor:
+        return torch.cat([self._look_up(name, self.ids) for name in names], dim=1)
+
+    def sequence(self, name: str) -> Tensor:
+        assert self.sequences is not None
+        return self._look_up(name, self.sequences)
+
+    def _look_up(self, name: str, ids: KeyedJagged) -> Tensor:
+        """Every bag of these features holds one id, so pooling is the lookup itself."""
+        spec = self.tables.specs[name]
+        rows: Tensor = self.tables.weights[spec.table](ids[spec.key].values)
+        return rows
+
+
+def din_features() -> list[FeatureSpec]:
+    def spec(name: str, rows: int, sequence: bool) -> FeatureSpec:
+        table = name.removeprefix("click_seq__")
+        return FeatureSpec(
+            name, Kind.SPARSE, sequence=sequence, sequence_name="click_seq" if sequence else None,
+            num_rows=rows, embedding_dim=DIM, embedding_name=table,
+        )  # fmt: skip
+
+    items = [spec(name, rows, sequence=False) for name, rows in DIN_ROWS.items()]
+    return items + [spec(f"click_seq__{name}", rows, sequence=True) for name, rows in DIN_ROWS.items()]
+
+
+def din_batch(rng: np.random.Generator) -> Batch:
+    lengths = rng.integers(1, 101, DIN_BATCH).astype(np.int32)
+    positions = int(lengths.sum())
+
+    def ids(count: int) -> Tensor:
+        return torch.from_numpy(np.concatenate([rng.integers(0, rows, count) for rows in DIN_ROWS.values()]))
+
+    def jagged(keys: Sequence[str], count: int) -> KeyedJagged:
+        ones = torch.ones(len(keys) * count, dtype=torch.int32)
+        return KeyedJagged(tuple(keys), ids(count), ones, (count,) * len(keys), single=True)
+
+    names = list(DIN_ROWS)
+    return Batch(
+        size=DIN_BATCH,
+        dense=KeyedDense((), (), torch.empty(DIN_BATCH, 0)),
+        sparse=jagged(names, DIN_BATCH),
+        sequence_lengths={f"click_seq__{name}": torch.from_numpy(lengths) for name in names},
+        sequence_sparse=jagged([f"click_seq__{name}" for name in names], positions),
+        labels={"label": torch.from_numpy(rng.integers(0, 2, DIN_BATCH)).float()},
+    )
+
+
+def din_model(engine: Any = None) -> MultiTowerDIN:
+    sequence = [f"click_seq__{name}" for name in DIN_ROWS]
+    groups = [FeatureGroup("deep", list(DIN_ROWS)), FeatureGroup("seq", [*DIN_ROWS, *sequence], "SEQUENCE")]
+    return MultiTowerDIN(
+        din_features(),
+        groups,
+        engine=engine,
+        towers=[{"input": "deep", "mlp": {"hidden_units": [512, 256, 128]}}],
+        din_towers=[{"input": "seq", "attn_mlp": {"hidden_units": [256, 64]}}],
+        final={"hidden_units": [64]},
+    )
+
+
+def din_bar(rounds: int) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    batch = din_batch(rng)
+    ours, peer = din_model(), din_model(TorchTables)
+    check_same_outputs(ours, peer, batch)
+    sparse_config = text_format.Parse("adam_optimizer { lr: 0.001 }", SparseOptimizer())
+    sparse = build_sparse_optimizer(ours.engine, sparse_config)
+    dense = torch.optim.Adam([p for _, p in ours.dense_named_parameters()], lr=0.001)
+    everything = torch.optim.Adam(peer.parameters(), lr=0.001)
+    steps = {
+        "ours": step_of(ours, batch, [dense, sparse]),
+        "peer": step_of(peer, batch, [everything]),
+    }
+    for step in steps.values():
+        step()
+    times: dict[str, list[float]] = {"ours": [], "peer": []}
+    for _ in range(rounds):
+        for name, repeats in (("ours", 4), ("peer", 1)):
+            start = time.perf_counter()
+            for _ in range(repeats):
+                steps[name]()
+            times[name].append((time.perf_counter() - start) / repeats)
+    ours_s, peer_s = (statistics.median(times[name]) for name in ("ours", "peer"))
+    print(f"DIN:    {DIN_BATCH / ours_s:,.0f} samples/s, {DIN_BATCH / peer_s:,.0f} with torch's tables")
+    return bar("multi-tower DIN over torch tables with dense Adam", peer_s / ours_s, 20, at_least=True)
+
+
+def check_same_outputs(ours: MultiTowerDIN, peer: MultiTowerDIN, batch: Batch) -> None:
+    """Give our tables the rows of the peer's, and compare the logits."""
+    for name, rows in DIN_ROWS.items():
+        used = torch.cat([batch.sparse[name].values, batch.sequence_sparse[f"click_seq__{name}"].values])
+        ids = torch.unique(used)
+        assert ids.max() < rows
+        ours.engine.import_table(name, ids.numpy(), peer.engine.weights[name].weight[ids].detach().numpy())
+    with torch.no_grad():
+        a, b = ours(batch)["logits"], peer(batch)["logits"]
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def step_of(model: MultiTowerDIN, batch: Batch, optimizers: Sequence[Any]) -> Callable[[], None]:
+    def step() -> None:
+        logits = model(batch)["logits"]
+        nn.functional.binary_cross_entropy_with_logits(logits, batch.labels["label"]).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def start_bar(config: PipelineConfig, folder: Path, rounds: int) -> dict[str, Any]:
+    """Time to the first finished step of the quickstart's model, over the time to import torch."""
+    small = folder / "small"
+    write_synth(small, 20_000)
+    quick = load_config(small / "deepfm.config")
+    quick.train_config.ClearField("num_epochs")
+    quick.train_config.num_steps = 1
+    quick.train_config.log_step_count_steps = 1
+    save_config(quick, small / "one_step.config")
+    first, imports = [], []
+    for round_ in range(rounds + 1):
+        model_dir = small / f"model-{round_}"
+        started = time.time()
+        command = [sys.executable, "-m", "recgrad", "train", str(small / "one_step.config")]
+        subprocess.run([*command, "--model_dir", str(model_dir)], check=True, capture_output=True)
+        events = map(json.loads, (model_dir / "events.jsonl").read_text().splitlines())
+        first.append(next(event["time"] for event in events if event["kind"] == "train") - started)
+        started = time.time()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        imports.append(time.time() - started)
+    # The first round warms the caches of the kernels and of the disk.
+    first_s, import_s = statistics.median(first[1:]), statistics.median(imports[1:])
+    print(f"start:  first step after {first_s:.2f} s, of which import torch {import_s:.2f} s")
+    return bar("first step over import torch (4 s over 2 s)", first_s / import_s, 2.0, at_least=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
