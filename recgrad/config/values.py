@@ -67,9 +67,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
     if not close:
         return ""
 
-    def far(other: str) -> tuple[int, int, int]:
+    def far(other: str) -> tuple[int, int, int, int]:
         shared = next((i for i, (a, b) in enumerate(zip(name, other)) if a != b), len(other))
-        return _distance(name, other), abs(len(name) - len(other)), -shared
+        return _distance(name, other), abs(len(name) - len(other)), -shared, known.index(other)
 
     return f"; did you mean '{min(close, key=far)}'?"
 

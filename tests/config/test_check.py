@@ -572,6 +572,27 @@ def test_two_towers_learn_by_softmax(problems: Problems) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("base", "edits", "expected"),
+    [
+        ("deepfm_criteo", {f"{TRAIN}.early_stopping": {}}, []),
+        ("deepfm_criteo", {f"{TRAIN}.early_stopping.metric": "grouped_auc"}, []),
+        ("deepfm_criteo", {f"{TRAIN}.early_stopping.metric": "gauc"}, [f"{TRAIN}.early_stopping.metric: no metric of the evaluation 'gauc'; did you mean 'auc'?"]),
+        ("deepfm_criteo", {f"{TRAIN}.early_stopping.metric": "ece_calibration", f"{MODEL}.metrics[+]": {"calibration": {}}}, []),
+        ("deepfm_criteo", {"export_config": {"exporter_type": "best", "best_exporter_metric": "loss"}}, ["export_config.best_exporter_metric: no metric of the evaluation 'loss' (has: auc, grouped_auc)"]),
+        ("deepfm_criteo", {"export_config": {"best_exporter_metric": "loss"}}, []),
+        ("mmoe_taobao", {f"{TRAIN}.early_stopping": {}}, [f"{TRAIN}.early_stopping.metric: no metric of the evaluation 'auc'; did you mean 'auc_ctr'?"]),
+        ("mmoe_taobao", {f"{TRAIN}.early_stopping.metric": "auc_cvr"}, []),
+        ("dssm_taobao", {f"{TRAIN}.early_stopping.metric": "recall@5"}, []),
+        ("dssm_taobao", {f"{TRAIN}.early_stopping.metric": "recall@10"}, [f"{TRAIN}.early_stopping.metric: no metric of the evaluation 'recall@10'; did you mean 'recall@1'?"]),
+        ("deepfm_criteo", {f"{MODEL}.metrics[+]": {"auc": {"exact": True}}}, [f"{MODEL}.metrics[2].auc: 'auc' is given twice; keep one"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_watched_metrics(problems: Problems, base: str, edits: dict[str, Any], expected: list[str]) -> None:
+    assert problems(edits, base) == expected
+
+
 def test_what_is_not_available_is_named_and_not_looked_into(problems: Problems) -> None:
     broken = {f"{MODEL}.deepfm.deep": None, f"{DENSE}.adam_optimizer.lr": "nan"}
     available = {"model": ["dlrm", "dcn_v1"], "dense_optimizer": {"sgd_optimizer"}, "reader": ["CsvDataset"]}
