@@ -13,7 +13,7 @@ from recgrad.embedding.local.simd import load_i64
 
 @njit(nogil=True)
 def sum_gradients(gradients: int, p: int, q: int, dim: int, out: int) -> None:
-    """out = Σ g over occurrences p … q, of which there is at least one; `gradients` is the address of their addresses."""
+    """out = Σ g over occurrences p … q, at least one; `gradients` is where the addresses of all g are."""
     d = 0
     while d + 16 <= dim:
         acc = simd.load16(load_i64(gradients + 8 * p) + 4 * d)

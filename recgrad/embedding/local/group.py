@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recgrad.embedding.local.compile import rule_kernel, simple_kernel
+from recgrad.embedding.local.compile import rule_kernel, simple_kernel, stage_function
 from recgrad.embedding.local.layout import (
     BAGS,
     ID_WEIGHTS,
@@ -341,7 +341,8 @@ class DimGroup:
         bad = np.flatnonzero(jobs[:, JOB_BAD])
         if len(bad):
             raise DataError(
-                f"table '{self.tables[jobs[bad[0], JOB_TABLE]].name}': ids were changed after the forward pass"
+                f"table '{self.tables[jobs[bad[0], JOB_TABLE]].name}': "
+                "ids were changed between the forward pass and the update; they are outside the table now"
             )
         task_jobs = np.repeat(np.arange(len(jobs)), jobs[:, JOB_TASKS] - jobs[:, JOB_TASK])
         return Plan(jobs, (*arrays, coefficients), cuts, task_jobs, size)
@@ -412,6 +413,7 @@ class DimGroup:
             *(plan.rows, plan.slots, plan.ends, plan.gradients, plan.coefficients),
             *(settings, hyper, steps, addresses, initials, widths),
             0 if out is None else out,
+            *(stage_function(name).address for name in ("stage", "unstage")),
             tasks=len(plan.cuts),
         )
 

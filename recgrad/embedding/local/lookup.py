@@ -125,7 +125,7 @@ def _scale(out: int, dim: int, factor: Any) -> None:
 
 @njit(nogil=True)
 def _copy_rows(a: int, first: int, last: int, first_bag: int, last_bag: int, error: int) -> None:
-    """Bags of one unweighted id each, of plain float32 tables, sample by sample: outputs are written in order."""
+    """Bags of one unweighted id each, of plain float32 tables; sample by sample, so outputs lie in order."""
     dim, lookups, tables = field(a, DIM), field(a, LOOKUPS), field(a, TABLES)
     size = 4 * dim
     final = last_bag - 1

@@ -25,6 +25,7 @@ from numba import types
 Argument = int | npt.NDArray[Any]
 
 SIGNATURE = types.void(types.CPointer(types.int64))
+STAGE_SIGNATURE = types.void(*[types.int64] * 7)
 TASK, THREAD, FIRST = 0, 1, 2  # the two counters, and where a kernel's arguments begin
 
 

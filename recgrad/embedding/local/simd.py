@@ -198,7 +198,7 @@ def fetch_add(context: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def address(context: Any, array: Any) -> Any:
-    """Where an array's first element is. (`array.ctypes.data` is unsigned, and numba makes a float of its sums.)"""
+    """Where an array begins; unlike `array.ctypes.data`, signed: numba makes a float of int64 + uint64."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         return b.ptrtoint(context.make_array(signature.args[0])(context, b, args[0]).data, _I64)
@@ -240,3 +240,15 @@ def field(context: Any, line: Any, column: Any) -> Any:
         return b.load(b.gep(_pointer(b, args[0], _I64), [args[1]]), align=8)
 
     return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def call(context: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any) -> Any:
+    """Call a C function of seven int64 by its address."""
+
+    def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_I64] * 7)
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), list(args[1:]))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 8), generate

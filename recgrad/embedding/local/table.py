@@ -308,7 +308,8 @@ class Table:
         """Set the states of rows; untouched ones come into being."""
         if set(values) != set(self.states):
             raise CheckpointError(
-                f"table '{self.name}': the optimizer keeps {sorted(self.states)}, the checkpoint has {sorted(values)}"
+                f"table '{self.name}': the optimizer keeps {sorted(self.states)}, "
+                f"the checkpoint has {sorted(values)}"
             )
         rows = np.asarray(rows, dtype=np.int64)
         self.materialise(rows)
@@ -317,7 +318,8 @@ class Table:
             width = self.states[name].width
             if np.size(value) != len(rows) * width:
                 raise CheckpointError(
-                    f"table '{self.name}': state '{name}' is {np.shape(value)}, expected ({len(rows)}, {width})"
+                    f"table '{self.name}': state '{name}' is {np.shape(value)}, "
+                    f"expected ({len(rows)}, {width})"
                 )
             self._state(self.states[name])[slots] = np.asarray(value, np.float32).reshape(len(rows), width)
 

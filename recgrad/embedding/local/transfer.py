@@ -16,7 +16,7 @@ from recgrad.embedding.local.rows import generate
 
 @njit(nogil=True)
 def offsets_task(arguments: Any) -> None:
-    """Where each bag begins. Arguments: int32 lengths, their number, int64 offsets (one more), flag of a negative."""
+    """Where each bag begins. Arguments: int32 lengths, count, int64 offsets (one more), flag of a negative."""
     a = carray(arguments, FIRST + 4)
     n = a[FIRST + 1]
     lengths = carray(simd.pointer(a[FIRST]), n, np.int32)
@@ -53,7 +53,7 @@ def assign_task(arguments: Any) -> None:
 
 @njit(nogil=True)
 def initial_task(arguments: Any) -> None:
-    """Values of untouched rows. Arguments: the table's line, initialiser parameters, rows, count, out, dim."""
+    """Values of untouched rows. Arguments: the table's line, its parameters, rows, count, out, dim."""
     a = carray(arguments, FIRST + 6)
     table = a[FIRST]
     rows = carray(simd.pointer(a[FIRST + 2]), a[FIRST + 3], np.int64)
