@@ -116,15 +116,15 @@ def trained(data, shares, rank) -> dict[str, list[float]]:
 def weights(data, start, end) -> dict[str, list[float]]:
     """Normalised weights and Pareto weights, which ranks must agree on."""
     normal = normalize_weights(data["scores"][start:end].double())
-    total = normal.sum()
+    largest = normal.max() if len(normal) else torch.zeros((), dtype=torch.float64)
     if dist.is_initialized():
-        dist.all_reduce(total)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     x = torch.ones(8, dtype=torch.float64, requires_grad=True)
     # Each process's loss is its mean times its share, so that their mean is that of all rows.
     world = dist.get_world_size() if dist.is_initialized() else 1
     part = data["square"][start:end].double()
     tasks = [((part - t) * x).pow(2).sum() / ROWS * world for t in (0.1, 0.9)]
-    return {"normalized": [total.item()], "pareto": pareto_weights(tasks, [x]).tolist()}
+    return {"normalized": [largest.item()], "pareto": pareto_weights(tasks, [x]).tolist()}
 
 
 def main(rank: int, world: int, store: str, output: str) -> None:

@@ -143,6 +143,15 @@ def test_a_window_of_one_class_changes_nothing():
     assert math.isfinite(before)
 
 
+def test_a_window_that_comes_late_from_another_rank_is_not_folded_again():
+    metric = built("mean_absolute_error {}", decay_rate=0.5, decay_step=1)
+    windows = torch.tensor([[1.0, 6.0, 2.0], [2.0, 2.0, 2.0], [2.0, 0.0, 2.0]])  # number, total, rows
+    metric._fold(windows)  # two ranks' windows of number 2 are added up
+    assert metric.compute() == 0.5 * 3.0 + 0.5 * 0.5
+    metric._fold(torch.tensor([[2.0, 100.0, 1.0]]))
+    assert metric.compute() == 1.75
+
+
 def test_nothing_seen_is_undefined_with_one_warning():
     metric = built("mean_absolute_error {}")
     with pytest.warns(UndefinedMetricWarning) as caught:
