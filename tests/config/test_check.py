@@ -604,6 +604,17 @@ def test_what_is_not_available_is_named_and_not_looked_into(problems: Problems) 
     ]
 
 
+def test_naming_a_refused_feature_is_no_second_problem(problems: Problems) -> None:
+    edits = {f"{GROUPS}[2].feature_names[0]": "int_99"}
+    got = problems(edits, available={"feature": ["id_feature"]})
+    refused = [line for line in got if "'raw_feature' is not supported yet; available: id_feature" in line]
+    assert len(refused) == 13
+    assert [line for line in got if line not in refused] == [
+        f"{GROUPS}[2].feature_names[0]: no feature 'int_99' (has: cat_0, cat_1, cat_10, cat_11, cat_12, cat_13, "
+        "cat_14, cat_15, cat_16, cat_17, cat_18, cat_19 …)"
+    ]
+
+
 def test_every_kind_of_component_can_be_unavailable(problems: Problems) -> None:
     edits = {
         f"{MODEL}.dssm.in_batch_negative": True,

@@ -40,7 +40,7 @@ def _check_features(context: Context, node: Node) -> None:
         path = f"{node.at('feature_names')}[{i}]"
         if name in seen:
             context.problem(path, f"feature {show(name)} is listed twice; keep one")
-        elif name not in context.feature_names and context.all_features_known:
+        elif name not in context.feature_names and name not in context.refused_features:
             context.unknown(path, "feature", name, context.feature_names)
         seen.add(name)
 

@@ -55,6 +55,7 @@ def _check_input(context: Context, feature: Feature, path: str, text: str) -> No
     if side != "feature" or not colon or context.config.data_config.fg_mode != FG_DAG:
         return
     sequence = feature.name.rpartition("__")[0]
-    known = context.feature_names
-    if name not in known and f"{sequence}__{name}" not in known and context.all_features_known:
-        context.unknown(path, "feature", name, known)
+    for known in (context.feature_names, context.refused_features):
+        if name in known or f"{sequence}__{name}" in known:
+            return
+    context.unknown(path, "feature", name, context.feature_names)

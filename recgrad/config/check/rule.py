@@ -199,10 +199,22 @@ class Context:
         return {feature.name: feature for feature in self.features}
 
     @cached_property
-    def all_features_known(self) -> bool:
-        """Whether no feature was refused, so that an unknown name is a mistake of its own."""
-        self.nodes  # noqa: B018  (fills the refusals)
-        return not any(path.startswith("feature_configs") for path, _ in self.refusals)
+    def refused_features(self) -> frozenset[str]:
+        """Names of features that exist but are refused, so that naming them is no second mistake."""
+        named: set[str] = set()
+        for node in self.of("FeatureConfig"):
+            choice = node.message.WhichOneof("feature")
+            if choice is None:
+                continue
+            feature = getattr(node.message, choice)
+            if choice != "sequence_feature":
+                named.add(feature.feature_name)
+                continue
+            for member in feature.features:
+                inner = member.WhichOneof("feature")
+                if inner is not None:
+                    named.add(f"{feature.sequence_name}__{getattr(member, inner).feature_name}")
+        return frozenset(named) - frozenset(self.feature_names)
 
     def ranged(
         self,
