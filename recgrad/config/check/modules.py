@@ -80,7 +80,7 @@ def check_sizes(context: Context) -> None:
 
 @CHECKS.register("samplers")
 def check_samplers(context: Context) -> None:
-    """Samplers draw something, and carry the item's id among its attributes."""
+    """Samplers draw something, and give items attributes."""
     for node in context.of(*_SAMPLERS):
         if node.message.HasField("num_sample"):
             context.ranged(node, "num_sample", 1)
@@ -88,13 +88,8 @@ def check_samplers(context: Context) -> None:
         if node.message.HasField("num_hard_sample"):
             context.ranged(node, "num_hard_sample", 1)
     for node in context.of(*_SAMPLERS, "TDMSampler"):
-        message = node.message
-        if not message.attr_fields:
+        if not node.message.attr_fields:
             context.problem(node.path, "attr_fields is empty; list the item's fields")
-        elif message.item_id_field and message.item_id_field not in message.attr_fields:
-            context.unknown(
-                node.at("item_id_field"), "field in attr_fields", message.item_id_field, message.attr_fields
-            )
     for node in context.of("TDMSampler"):
         if not node.message.layer_num_sample:
             context.problem(
