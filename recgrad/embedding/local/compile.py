@@ -52,7 +52,7 @@ def simple_kernel(module: str, function: str) -> Any:
 
 @cache
 def stage_function(function: str) -> Any:
-    """`stage` or `unstage` of the update, as a C function: compiled apart, so that a rule compiles quickly."""
+    """`stage` or `unstage` of the update as a C function: compiled apart, so that a rule compiles fast."""
     values = {"module": "recgrad.embedding.local.update", "function": function}
     values |= {"signature": "STAGE_SIGNATURE", "arguments": "a, job, first, rows, w, g, states"}
     return _kernel(function, _SIMPLE, values, "")
@@ -91,9 +91,14 @@ def _importable(module: str, name: str, rule: Any) -> bool:
 
 
 def _exec_kernel(name: str, template: str, rule: Any) -> Any:
-    space = {"rule": rule, "__name__": f"recgrad_kernel_{name}"}
-    text = template.format(load="", cache=False)
-    return _timed(name, lambda: exec(compile(text, f"<kernel {name}>", "exec"), space) or space["kernel"])
+    space: dict[str, Any] = {"rule": rule, "__name__": f"recgrad_kernel_{name}"}
+    code = compile(template.format(load="", cache=False), f"<kernel {name}>", "exec")
+
+    def make() -> Any:
+        exec(code, space)
+        return space["kernel"]
+
+    return _timed(name, make)
 
 
 def _kernel(name: str, template: str, values: dict[str, str], extra: str) -> Any:

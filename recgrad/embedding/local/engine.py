@@ -256,7 +256,7 @@ class Embedded:
         if not torch.is_grad_enabled() or not group.trainable[first:last].any():
             return output
         self._taken += 1
-        taken: Tensor = _Take.apply(
+        taken: Tensor = _Take.apply(  # type: ignore[no-untyped-call]
             self._engine._anchor, group, result, output, first, last, (self._number, self._taken)
         )
         return taken

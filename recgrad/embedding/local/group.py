@@ -183,7 +183,7 @@ class DimGroup:
         used = [self.tables[t] for t in self._fixed[: self.pooled, TABLE]]
         self._simple_rows = all(table.kind == F32 and not table.compact for table in used)
         self.sources: list[Source] = []
-        self._scratch = [np.empty(0, np.int32)] * 2
+        self._scratch: list[Array] = [np.empty((0, 0), np.int32)] * 2
 
     # --- forward ---
 
@@ -365,11 +365,8 @@ class DimGroup:
         """Scratch memory of the plan, a line for each thread."""
         threads = thread_count()
         for i, columns in enumerate((places, numbers)):
-            if (
-                self._scratch[i].ndim < 2
-                or self._scratch[i].shape[0] < threads
-                or self._scratch[i].shape[1] < columns
-            ):
+            have = self._scratch[i].shape
+            if have[0] < threads or have[1] < columns:
                 self._scratch[i] = np.empty((threads, columns), np.int32)
         return self._scratch
 

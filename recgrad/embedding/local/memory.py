@@ -54,7 +54,7 @@ class Region:
             raise ValueError(f"an array of {size} bytes at {offset} must fit into {self.size} bytes")
         buffer = (ctypes.c_char * size).from_address(self.address + offset)
         weakref.finalize(buffer, _release, self)
-        return np.frombuffer(buffer, dtype=dtype, count=count).reshape(shape)
+        return np.frombuffer(memoryview(buffer), dtype=dtype, count=count).reshape(shape)
 
     def clear(self) -> None:
         """Give all pages back; the memory reads as zero again."""

@@ -111,7 +111,7 @@ def _number_rows(
             j = row if direct else ((row * _GOLDEN) >> (64 - bits)) & mask
             if row < 0 or row >= limit:
                 return -1
-            number = np.int64(load_i32(places + 4 * j))
+            number: Any = np.int64(load_i32(places + 4 * j))
             while number >= 0 and load_i64(rows + 8 * number) != row:
                 j = (j + 1) & mask
                 number = np.int64(load_i32(places + 4 * j))

@@ -16,7 +16,7 @@ from recgrad.embedding.local.rows import generate
 
 @njit(nogil=True)
 def offsets_task(arguments: Any) -> None:
-    """Where each bag begins. Arguments: int32 lengths, count, int64 offsets (one more), flag of a negative."""
+    """Where each bag begins. Arguments: int32 lengths, count, int64 offsets (one more), negative."""
     a = carray(arguments, FIRST + 4)
     n = a[FIRST + 1]
     lengths = carray(simd.pointer(a[FIRST]), n, np.int32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -249,9 +249,9 @@ class SparseOptimizer(torch.optim.Optimizer):
         """States of a table's touched rows, in `export_table`'s order, and `t`, its number of updates."""
         return {**self.tables[table].export_states(), _RESERVED: np.array(self._steps[table])}
 
-    def import_state(self, table: str, row_ids: Any, state: dict[str, Array]) -> None:
+    def import_state(self, table: str, row_ids: Any, states: Mapping[str, Array]) -> None:
         """Set states of rows, and the number of updates."""
-        values = dict(state)
+        values = dict(states)
         if _RESERVED not in values:
             raise CheckpointError(
                 f"table '{table}': the optimizer's state has no '{_RESERVED}', its number of updates"
@@ -303,7 +303,8 @@ def _check(group: dict[str, Any], kind: type[SparseOptimizer]) -> None:
         )
     if mode == "NONE" and group["weight_decay"]:
         raise ValueError(
-            f"weight_decay needs weight_decay_mode L2 or DECOUPLE to have an effect, got NONE with {group['weight_decay']}"
+            "weight_decay needs weight_decay_mode L2 or DECOUPLE to have an effect, "
+            f"got NONE with {group['weight_decay']}"
         )
     if group["gradient_clipping"] and not group["max_gradient"] > 0:
         raise ValueError(f"max_gradient must be positive, got {group['max_gradient']}")

@@ -1,0 +1,204 @@
+"""Every rule against a float64 recomputation of its formula, over many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recgrad.optim.sparse import SPARSE_OPTIMIZERS
+
+STEPS = 25
+Rule = Callable[..., None]
+
+
+def norm(x: np.ndarray) -> np.ndarray:
+    return np.sqrt((x**2).sum(1, keepdims=True))
+
+
+def mean_square(g: np.ndarray) -> np.ndarray:
+    return (g**2).mean(1, keepdims=True)
+
+
+def ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.where((a > 0) & (b > 0), a / np.where(b > 0, b, 1), 1.0)
+
+
+def sgd(w: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int, h: Any) -> np.ndarray:
+    return w - h["lr"] * g
+
+
+def adagrad(w: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int, h: Any) -> np.ndarray:
+    s["sum"] += g**2
+    return w - h["lr"] * g / (np.sqrt(s["sum"]) + h["eps"])
+
+
+def rowwise_adagrad(w: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int, h: Any) -> np.ndarray:
+    s["sum"] += mean_square(g)
+    return w - h["lr"] * g / (np.sqrt(s["sum"]) + h["eps"])
+
+
+def direction(g: np.ndarray, squared: np.ndarray, s: dict[str, np.ndarray], t: int, h: Any) -> np.ndarray:
+    s["exp_avg"] += (1 - h["beta1"]) * (g - s["exp_avg"])
+    s["exp_avg_sq"] += (1 - h["beta2"]) * (squared - s["exp_avg_sq"])
+    m, v = s["exp_avg"] / (1 - h["beta1"] ** t), s["exp_avg_sq"] / (1 - h["beta2"] ** t)
+    return m / (np.sqrt(v) + h["eps"])
+
+
+def adam(w: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int, h: Any) -> np.ndarray:
+    return w - h["lr"] * direction(g, g**2, s, t, h)
+
+
+def partial_adam(w: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int, h: Any) -> np.ndarray:
+    return w - h["lr"] * direction(g, mean_square(g), s, t, h)
+
+
+def lamb(w: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int, h: Any) -> np.ndarray:
+    r = direction(g, g**2, s, t, h) + h.get("inside", 0.0) * w
+    return w - h["lr"] * ratio(norm(w), norm(r)) * r
+
+
+def partial_lamb(w: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int, h: Any) -> np.ndarray:
+    r = direction(g, mean_square(g), s, t, h) + h.get("inside", 0.0) * w
+    return w - h["lr"] * ratio(norm(w), norm(r)) * r
+
+
+def lars(w: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int, h: Any) -> np.ndarray:
+    decay = h.get("inside", 0.0)
+    below = np.where(norm(g) > 0, norm(g) + decay * norm(w), 0)
+    rate = h["lr"] * ratio(h["trust_coefficient"] * norm(w), below)
+    s["momentum"][:] = h["momentum"] * s["momentum"] + rate * (g + decay * w)
+    return w - s["momentum"]
+
+
+def adadelta(w: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int, h: Any) -> np.ndarray:
+    s["square_avg"][:] = h["rho"] * s["square_avg"] + (1 - h["rho"]) * g**2
+    delta = np.sqrt(s["acc_delta"] + h["eps"]) / np.sqrt(s["square_avg"] + h["eps"]) * g
+    s["acc_delta"][:] = h["rho"] * s["acc_delta"] + (1 - h["rho"]) * delta**2
+    return w - h["lr"] * delta
+
+
+def rmsprop(w: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int, h: Any) -> np.ndarray:
+    s["square_avg"][:] = h["alpha"] * s["square_avg"] + (1 - h["alpha"]) * g**2
+    return w - h["lr"] * g / (np.sqrt(s["square_avg"]) + h["eps"])
+
+
+def lion(w: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int, h: Any) -> np.ndarray:
+    u = np.sign(h["beta1"] * s["exp_avg"] + (1 - h["beta1"]) * g)
+    s["exp_avg"][:] = h["beta2"] * s["exp_avg"] + (1 - h["beta2"]) * g
+    return w - h["lr"] * u
+
+
+def ftrl(w: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int, h: Any) -> np.ndarray:
+    p = -h["lr_power"]
+    n = s["sum"] + g**2
+    s["linear"] += g - (n**p - s["sum"] ** p) / h["lr"] * w
+    s["sum"][:] = n
+    z = s["linear"]
+    kept = np.sign(z) * np.maximum(np.abs(z) - h["l1"], 0)
+    return -kept / (n**p / h["lr"] + h["l2"])
+
+
+# config name, reference, hyperparameters, default weight decay mode when one is asked for
+CASES: list[tuple[str, Rule, dict[str, float], str]] = [
+    ("sgd_optimizer", sgd, {"lr": 0.1}, "L2"),
+    ("adagrad_optimizer", adagrad, {"lr": 0.1, "eps": 1e-8, "initial_accumulator_value": 0.1}, "L2"),
+    ("rowwise_adagrad_optimizer", rowwise_adagrad, {"lr": 0.1, "eps": 1e-5}, "L2"),
+    ("adam_optimizer", adam, {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8}, "DECOUPLE"),
+    ("partial_rowwise_adam_optimizer", partial_adam, {"lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}, "DECOUPLE"),
+    ("lamb_optimizer", lamb, {"lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}, "DECOUPLE"),
+    ("partial_rowwise_lamb_optimizer", partial_lamb, {"lr": 0.01, "beta1": 0.8, "beta2": 0.99, "eps": 1e-8}, "DECOUPLE"),
+    ("lars_sgd_optimizer", lars, {"lr": 1.0, "momentum": 0.9, "trust_coefficient": 0.01}, "L2"),
+    ("adadelta_optimizer", adadelta, {"lr": 0.5, "rho": 0.95, "eps": 1e-6}, "L2"),
+    ("rmsprop_optimizer", rmsprop, {"lr": 0.01, "alpha": 0.9, "eps": 1e-8}, "L2"),
+    ("lion_optimizer", lion, {"lr": 0.01, "beta1": 0.9, "beta2": 0.99}, "DECOUPLE"),
+    ("ftrl_optimizer", ftrl, {"lr": 0.1, "l1": 0.05, "l2": 0.1, "lr_power": -0.5, "initial_accumulator_value": 0.1}, "L2"),
+]  # fmt: skip
+INSIDE = {"lamb_optimizer": "DECOUPLE", "partial_rowwise_lamb_optimizer": "DECOUPLE", "lars_sgd_optimizer": "L2"}
+
+
+def reference(
+    name: str, rule: Rule, h: dict[str, Any], start: np.ndarray, batches: Any, mode: str, decay: float, limit: float
+) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    w = start.astype(np.float64)
+    ever = np.zeros(len(w), bool)
+    kind = SPARSE_OPTIMIZERS[name]
+    state = {
+        s.name: np.full((len(w), 1 if s.per_row else w.shape[1]), h[s.initial] if s.initial else 0.0)
+        for s in kind.states
+    }
+    inside = INSIDE.get(name) == mode
+    for t, batch in enumerate(batches, 1):
+        g, touched = batch.row_gradients(w.shape[1], len(w), limit)
+        part = {key: value[touched] for key, value in state.items()}
+        old, row_gradient = w[touched], g[touched]
+        if mode == "L2" and not inside:
+            row_gradient = row_gradient + decay * old
+        new = rule(old, row_gradient, part, t, {**h, "inside": decay if inside else 0.0})
+        if mode == "DECOUPLE" and not inside:
+            new = new - h["lr"] * decay * old
+        w[touched] = new
+        for key, value in part.items():
+            state[key][touched] = value
+        ever |= touched
+    return w, ever, state
+
+
+@pytest.mark.parametrize(("name", "rule", "h", "habit"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize("variant", ["plain", "decay", "other decay", "clipped"])
+def test_rule_equals_its_formula(tools: Any, name: str, rule: Rule, h: Any, habit: str, variant: str) -> None:
+    dim, num_rows = (16, 60) if variant == "plain" else (7, 40)
+    engine = tools.engine(dim, num_rows, init_fn="nn.init.uniform_,a=-0.5,b=0.5")
+    batches = tools.batches(dim, num_rows, STEPS, weighted=variant == "decay")
+    options: dict[str, Any] = {}
+    mode, decay, limit = "NONE", 0.0, np.inf
+    if variant == "decay":
+        mode, decay = habit, 0.03
+        options = {"weight_decay": decay}  # the mode is the rule's habit
+        if name == "rowwise_adagrad_optimizer":
+            options["weight_decay_mode"] = mode
+    elif variant == "other decay":
+        mode, decay = ("DECOUPLE" if habit == "L2" else "L2"), 0.03
+        options = {"weight_decay": decay, "weight_decay_mode": mode}
+    elif variant == "clipped":
+        limit = 0.5
+        options = {"gradient_clipping": True, "max_gradient": limit}
+    if name == "ftrl_optimizer" and variant == "other decay":
+        with pytest.raises(ValueError, match="must be one of"):
+            SPARSE_OPTIMIZERS[name](engine, **h, **options)
+        return
+    h = {"eps": 1e-8, "initial_accumulator_value": 0.0, **h}
+    own = {key: h[key] for key in h if key in dict(next(c for c in CASES if c[0] == name)[2])}
+    zero = np.zeros((1, dim), np.float32)
+    engine.import_table("table", np.array([5]), zero)  # a zero row must be able to move
+    start = engine.tables["table"].initial(np.arange(num_rows))
+    start[5] = 0
+    optimizer = SPARSE_OPTIMIZERS[name](engine, **own, **options)
+    tools.train(engine, optimizer, batches)
+    w, ever, state = reference(name, rule, h, start, batches, mode, decay, limit)
+    ever[5] = True
+    rows, weights = engine.export_table("table")
+    assert rows.tolist() == np.flatnonzero(ever).tolist()
+    assert np.isfinite(weights).all()
+    np.testing.assert_allclose(weights, w[rows], rtol=2e-4, atol=2e-5)
+    exported = optimizer.export_state("table")
+    assert int(exported.pop("t")) == STEPS
+    assert set(exported) == set(state)
+    for key, value in exported.items():
+        np.testing.assert_allclose(value, state[key][rows], rtol=2e-4, atol=2e-5)
+
+
+def test_every_registered_rule_is_tested() -> None:
+    assert sorted(case[0] for case in CASES) == list(SPARSE_OPTIMIZERS)
+
+
+@pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
+def test_rate_of_zero_leaves_weights_alone(tools: Any, name: str) -> None:
+    engine = tools.engine(5, 30)
+    start = engine.tables["table"].initial(np.arange(30))
+    tools.train(engine, SPARSE_OPTIMIZERS[name](engine, lr=0.0), tools.batches(5, 30, 3, weighted=False))
+    rows, weights = engine.export_table("table")
+    assert len(rows)
+    np.testing.assert_array_equal(weights, start[rows])
