@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recgrad.config import PipelineConfig, edit_config, load_with_locations
+from recgrad.config import LegacyWarning, PipelineConfig, edit_config, load_with_locations
 from recgrad.config.check import Report, check_config
 from recgrad.errors import ConfigError, Problem, RecgradError
 from recgrad.training.capabilities import available
@@ -25,9 +26,11 @@ def prepare_config(
 ) -> tuple[PipelineConfig, Report]:
     """The config as it will run, with what was found wrong with it."""
     loaded = load_with_locations(source)
+    for warning in loaded.warnings:
+        warnings.warn(warning, LegacyWarning, stacklevel=2)
     config = loaded.message
     if edit_config_json:
-        config = edit_config(config, edit_config_json)
+        config = edit_config(config, edit_config_json, locations=loaded.locations)
     if train_input_path is not None:
         config.train_input_path = train_input_path
     if eval_input_path is not None:
