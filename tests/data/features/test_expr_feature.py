@@ -83,6 +83,12 @@ def test_bad_rows_are_faults(encode, expression, columns, rows, problem) -> None
     assert faults.first().problem == problem
 
 
+def test_vectors_that_differ_do_not_hide_other_faults(encode) -> None:
+    columns = {"a": [[1.0, 2.0], [1.0, 2.0], [3.0], [0.0]], "b": [[1.0, 2.0, 3.0], [1.0, 2.0], [0.0], [5.0]]}
+    faults = encode(config("1 / dot(a, b)"), columns, bad=True).faults
+    assert faults.rows.tolist() == [0, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
