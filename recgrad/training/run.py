@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from recgrad.training.state import TrainState
 from recgrad.training.task import Task
 from recgrad.training.trainer import Trainer
 from recgrad.version import __version__
+
+_log = logging.getLogger("recgrad.training")
 
 CONFIG_FILE = "pipeline.config"
 VERSION_FILE = "version"
@@ -89,6 +92,8 @@ def train(
         fine_tune_checkpoint=fine_tune_checkpoint,
     )
     require_sound(report)
+    for hint in report.hints:
+        _log.warning("hint: %s", hint)
     folder = Path(effective.model_dir)
     checkpoints = CheckpointManager(folder, keep_max=effective.train_config.keep_checkpoint_max)
     start_from = _check_model_dir(folder, checkpoints, continue_train)

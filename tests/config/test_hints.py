@@ -29,10 +29,24 @@ SPARSE = "train_config.sparse_optimizer"
         (f"{SPARSE}.adagrad_optimizer.lr", 1, "1 is above the usual 0.01 … 0.1 of adagrad_optimizer; training may be unstable"),
         (f"{SPARSE}.lion_optimizer.lr", 0.01, "0.01 is above the usual 0.0001 … 0.0003 of lion_optimizer; training may be unstable"),
         (f"{SPARSE}.lamb_optimizer.lr", 5, None),
+        (f"{SPARSE}.adam_optimizer.lr", 0.02, None),
+        (f"{SPARSE}.adam_optimizer.lr", 0.1, "0.1 is above the usual 0.0001 … 0.01 of adam_optimizer; training may be unstable"),
     ],
 )  # fmt: skip
 def test_unusual_learning_rates(hints: Hints, path: str, rate: float, expected: str | None) -> None:
     assert hints({path: rate}) == ([] if expected is None else [f"{path}: {expected}"])
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("data_config.odps_data_quota_name", "pay-as-you-go", None),
+        ("data_config.odps_data_quota_name", "mine", "has no effect here: tables are read by pyodps, with its own settings"),
+        ("train_config.global_embedding_constraints", {"sharding_types": ["row_wise"]}, "has no effect here: it is for tables that are sharded over processes"),
+    ],
+)  # fmt: skip
+def test_fields_without_effect(hints: Hints, path: str, value: object, expected: str | None) -> None:
+    assert hints({path: value}) == ([] if expected is None else [f"{path}: {expected}"])
 
 
 @pytest.mark.parametrize(

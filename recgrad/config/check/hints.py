@@ -11,13 +11,15 @@ from recgrad.config.values import show
 
 # The learning rates that are usual for a kind of optimizer.
 _ADAM = (1e-4, 1e-3)
+# A row of a table is updated in few of the steps, and takes larger ones.
+_SPARSE_ADAM = (1e-4, 1e-2)
 _ADAGRAD = (0.01, 0.1)
 _USUAL_RATES: dict[str, tuple[float, float]] = {
     "adam_optimizer": _ADAM,
     "adamw_optimizer": _ADAM,
     "nadam_optimizer": _ADAM,
     "radam_optimizer": _ADAM,
-    "partial_rowwise_adam_optimizer": _ADAM,
+    "partial_rowwise_adam_optimizer": _SPARSE_ADAM,
     "rmsprop_optimizer": _ADAM,
     "adagrad_optimizer": _ADAGRAD,
     "rowwise_adagrad_optimizer": _ADAGRAD,
@@ -140,6 +142,8 @@ def usual_decay(rows: int) -> float:
 def _usual_rate(name: str, node: Node) -> tuple[float, float] | None:
     if name == "sgd_optimizer":
         return _SGD_MOMENTUM if getattr(node.message, "momentum", 0.0) else _SGD
+    if name == "adam_optimizer" and node.kind.startswith("Fused"):
+        return _SPARSE_ADAM
     return _USUAL_RATES.get(name)
 
 

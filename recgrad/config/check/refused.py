@@ -1,4 +1,4 @@
-"""What the config asks for and is not built."""
+"""What the config asks for and is not built, and what it says to no effect."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ def check_built(context: Context) -> None:
     assert context.nodes
     for path, what in context.refusals:
         context.problem(path, what)
+    for path, why in context.idle:
+        context.hint(path, why)
     if context.available is None or "reader" not in context.available:
         return
     if context.config.HasField("data_config"):

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from recgrad.config.check.report import Report
-from recgrad.config.check.unsupported import KINDS, unsupported
+from recgrad.config.check.unsupported import KINDS, unsupported, without_effect
 from recgrad.config.locations import Locations
 from recgrad.config.proto.data_pb2 import FG_DAG, FG_NORMAL
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
@@ -113,6 +113,7 @@ class Context:
         """Every message that is set, outermost first, without those that are refused anyway."""
         found: list[Node] = []
         self.refusals: list[tuple[str, str]] = []
+        self.idle: list[tuple[str, str]] = []
         stack = [Node("", self.config)]
         while stack:
             node = stack.pop()
@@ -126,6 +127,8 @@ class Context:
             refusal = self._refusal(node, field, value)
             if refusal is not None:
                 self.refusals.append((path, refusal))
+            elif (reason := without_effect(node.kind, field, value)) is not None:
+                self.idle.append((path, reason))
             elif field.message_type is None or not _walked(field.message_type):
                 continue
             elif field.is_repeated:

@@ -29,14 +29,8 @@ KINDS = {
 UNSUPPORTED = {
     "*.zch": "use num_buckets, hash_bucket_size or a vocabulary",
     "*.dynamicemb": "use num_buckets, hash_bucket_size or a vocabulary",
-    "*.embedding_constraints": "leave it out",
-    "SequenceFeature.sequence_pk": "leave it out; it is for serving",
     "ModelConfig.kernel": "use PYTORCH",
     "DataConfig.force_base_data_group": "leave it out",
-    "DataConfig.is_orderby_partition": "leave it out",
-    "DataConfig.odps_data_quota_name": "leave it out",
-    "DataConfig.odps_data_compression": "leave it out",
-    "TrainConfig.global_embedding_constraints": "leave it out",
     "TrainConfig.save_checkpoints_timestamp_interval": "use save_checkpoints_steps",
     "TrainConfig.save_checkpoints_timestamps": "use save_checkpoints_steps",
     "TrainConfig.save_checkpoints_timestamp_quorum": "use save_checkpoints_steps",
@@ -47,12 +41,30 @@ UNSUPPORTED = {
 A field counts as asked for when it is set to something other than its default.
 """
 
+NO_EFFECT = {
+    "*.embedding_constraints": "it is for tables that are sharded over processes",
+    "TrainConfig.global_embedding_constraints": "it is for tables that are sharded over processes",
+    "SequenceFeature.sequence_pk": "it is for serving",
+    "DataConfig.is_orderby_partition": "files are read in the order of their names",
+    "DataConfig.odps_data_quota_name": "tables are read by pyodps, with its own settings",
+    "DataConfig.odps_data_compression": "tables are read by pyodps, with its own settings",
+}
+"""Fields that mean nothing to training here, and why; configs may hold them, and a hint says so."""
+
 
 def unsupported(message: str, field: Any, value: Any) -> str | None:
     """The error for a field that nothing implements, or None."""
-    remedy = UNSUPPORTED.get(f"{message}.{field.name}") or UNSUPPORTED.get(f"*.{field.name}")
-    if remedy is None:
-        return None
+    remedy = _entry(UNSUPPORTED, message, field, value)
+    return None if remedy is None else f"'{field.name}' is not supported yet; {remedy}"
+
+
+def without_effect(message: str, field: Any, value: Any) -> str | None:
+    """The hint for a field that means nothing to training here, or None."""
+    reason = _entry(NO_EFFECT, message, field, value)
+    return None if reason is None else f"has no effect here: {reason}"
+
+
+def _entry(table: dict[str, str], message: str, field: Any, value: Any) -> str | None:
     if not field.is_repeated and field.message_type is None and value == field.default_value:
         return None
-    return f"'{field.name}' is not supported yet; {remedy}"
+    return table.get(f"{message}.{field.name}") or table.get(f"*.{field.name}")
