@@ -18,7 +18,7 @@ train_config {{
   }}
   dense_optimizer {{
     adam_optimizer {{ lr: 0.003 }}
-    linear_decay_learning_rate {{ decay_size: {steps} }}
+    linear_decay_learning_rate {{ decay_size: {decay} warmup_size: {warmup} }}
   }}
   num_epochs: 1
   save_checkpoints_epochs: 1
@@ -61,12 +61,16 @@ def deepfm_config(
     """The config as text, with every column of the data as a feature."""
     numerics = [f"int_{i}" for i in range(num_numeric)]
     categories = [f"cat_{i}" for i in range(len(category_sizes))]
+    steps = -(-rows // BATCH_SIZE)
+    warmup = steps // 20
     head = HEAD.format(
         folder=folder.as_posix(),
         suffix=suffix,
         dataset_type=DATASET_TYPES[suffix],
         batch_size=BATCH_SIZE,
-        steps=-(-rows // BATCH_SIZE),
+        steps=steps,
+        warmup=warmup,
+        decay=steps - warmup,
         csv="\n  with_header: true" if suffix == "csv" else "",
     )
     features = [
