@@ -98,3 +98,13 @@ def total_norm(
     powers = shares.pow(norm_type).sum()
     powers = powers if reduce is None else reduce(powers, "sum")
     return float((powers + norm**norm_type) ** (1 / norm_type))
+
+
+def reduce_over_processes(value: Tensor, op: Literal["sum", "max"]) -> Tensor:
+    """A `Reduce` over the processes of torch.distributed's default group."""
+    from torch import distributed
+
+    where = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    moved = value.detach().clone().to(where)
+    distributed.all_reduce(moved, distributed.ReduceOp.SUM if op == "sum" else distributed.ReduceOp.MAX)
+    return moved.to(value.device)
