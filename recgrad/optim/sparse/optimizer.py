@@ -129,6 +129,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         _check(group, kind)
         group.setdefault("initial_lr", group["lr"])
         for table in self._tables(group):
+            if table.name in self._steps:
+                raise ValueError(f"an optimizer's tables must have unique names, got '{table.name}' twice")
             initials = [0.0 if s.initial is None else float(group[s.initial]) for s in kind.states]
             widths = [1 if s.per_row else table.spec.dim for s in kind.states]
             names = [s.name for s in kind.states]
@@ -279,7 +281,10 @@ class Combined(SparseOptimizer):
             raise ValueError("tables must be given to a combined optimizer through its members")
         torch.optim.Optimizer.add_param_group(self, param_group)
         self._kinds.append(self._members[len(self._kinds)])
-        self._steps.update({table.name: 0 for table in self._tables(self.param_groups[-1])})
+        for table in self._tables(self.param_groups[-1]):
+            if table.name in self._steps:
+                raise ValueError(f"an optimizer's tables must have unique names, got '{table.name}' twice")
+            self._steps[table.name] = 0
 
 
 def decay(group: dict[str, Any]) -> tuple[float, float]:

@@ -55,10 +55,10 @@ def make_batches(dim: int, num_rows: int, count: int, weighted: bool, seed: int 
     return batches
 
 
-def make_engine(dim: int, num_rows: int, **spec: object) -> LocalEngine:
+def make_engine(dim: int, num_rows: int, name: str = "table", **spec: object) -> LocalEngine:
     """One table, looked up by a sum and by a mean."""
-    table = TableSpec("table", num_rows, dim, **spec)  # type: ignore[arg-type]
-    lookups = [LookupSpec("a", "a", "table"), LookupSpec("b", "b", "table", pooling="mean")]
+    table = TableSpec(name, num_rows, dim, **spec)  # type: ignore[arg-type]
+    lookups = [LookupSpec("a", "a", name), LookupSpec("b", "b", name, pooling="mean")]
     return LocalEngine([table], lookups, keys=["a", "b"], seed=3)
 
 

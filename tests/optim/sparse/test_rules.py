@@ -116,11 +116,22 @@ CASES: list[tuple[str, Rule, dict[str, float], str]] = [
     ("lion_optimizer", lion, {"lr": 0.01, "beta1": 0.9, "beta2": 0.99}, "DECOUPLE"),
     ("ftrl_optimizer", ftrl, {"lr": 0.1, "l1": 0.05, "l2": 0.1, "lr_power": -0.5, "initial_accumulator_value": 0.1}, "L2"),
 ]  # fmt: skip
-INSIDE = {"lamb_optimizer": "DECOUPLE", "partial_rowwise_lamb_optimizer": "DECOUPLE", "lars_sgd_optimizer": "L2"}
+INSIDE = {
+    "lamb_optimizer": "DECOUPLE",
+    "partial_rowwise_lamb_optimizer": "DECOUPLE",
+    "lars_sgd_optimizer": "L2",
+}
 
 
 def reference(
-    name: str, rule: Rule, h: dict[str, Any], start: np.ndarray, batches: Any, mode: str, decay: float, limit: float
+    name: str,
+    rule: Rule,
+    h: dict[str, Any],
+    start: np.ndarray,
+    batches: Any,
+    mode: str,
+    decay: float,
+    limit: float,
 ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     w = start.astype(np.float64)
     ever = np.zeros(len(w), bool)
