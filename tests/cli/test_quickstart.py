@@ -1,0 +1,26 @@
+"""The newcomer's first command, as it is typed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+def test_the_quickstart_comes_within_a_hundredth_of_the_best_auc(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "recgrad", "quickstart", "--out", str(tmp_path / "quick")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"AUC +(\d\.\d+) \(best reachable: (\d\.\d+)", done.stdout)
+    assert found
+    auc, best = map(float, found.groups())
+    assert best - 0.01 <= auc < best
+    assert "samples/s" in done.stdout
+    assert "hint:" not in done.stderr
+    again = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert again.returncode == 2
+    assert "remove it or choose another --out" in again.stderr
