@@ -178,10 +178,8 @@ def loop_bars(config: PipelineConfig, folder: Path, rounds: int) -> list[dict[st
     for _ in range(max(1, rounds // 2)):
         plain.append(loop_seconds(config, training, folder, CHECKPOINT_STEPS, save_every=0)[0])
         saving.append(loop_seconds(config, training, folder, CHECKPOINT_STEPS, CHECKPOINT_STEPS)[0])
-    speed = batch.size / statistics.median(whole)
-    print(
-        f"DeepFM: {speed:,.0f} samples/s in the loop, {batch.size / statistics.median(compute):,.0f} in memory"
-    )
+    speed, memory_speed = (batch.size / statistics.median(seconds) for seconds in (whole, compute))
+    print(f"DeepFM: {speed:,.0f} samples/s in the loop, {memory_speed:,.0f} in memory")
     print(f"        waiting for data {statistics.median(waits):.1%} of the time")
     ratio = statistics.median(compute) / statistics.median(whole)
     slower = statistics.median(saving) / statistics.median(plain)
