@@ -82,7 +82,8 @@ class Metric(torchmetrics.Metric):
                 part = sums[start : start + state.numel()]
                 setattr(self, name, part.reshape(state.shape).to(state.dtype))
                 start += state.numel()
-            return type(self).compute(self)  # type: ignore[no-any-return]
+            value: Value = type(self).compute(self)
+            return value
         finally:
             self._quiet = False
             for name, state in kept.items():

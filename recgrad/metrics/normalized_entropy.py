@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recgrad.metrics import METRICS, TRAIN_METRICS
 from recgrad.metrics.base import Metric, Value, check_soft_labels, probabilities_of, target_of
-from recgrad.metrics.log_loss import cross_entropy
+from recgrad.metrics.log_loss import entropy_sum
 
 
 @TRAIN_METRICS.register("normalized_entropy")
@@ -40,7 +40,7 @@ class NormalizedEntropy(Metric):
         """Take in probabilities [rows] and labels [rows]."""
         preds = probabilities_of(preds, self.name)
         labels = check_soft_labels(target_of(target, len(preds), self.name), self.name)
-        self.total = self.total + cross_entropy(preds, labels, self.eta).sum()
+        self.total = self.total + entropy_sum(preds, labels, self.eta)
         self.labels = self.labels + labels.sum(dtype=torch.float64)
         self.rows = self.rows + len(preds)
 

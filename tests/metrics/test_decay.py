@@ -101,7 +101,7 @@ def test_auc_decays_its_counts():
 
 def cut_to_bins(scores):
     """The score cut to the bins of the metric: equal steps of the logit."""
-    logit = torch.logit(torch.tensor(scores))
+    logit = torch.logit(torch.tensor(scores).double())
     return ((logit + 20) * (200 * 64 / 40)).clamp(0, 200 * 64 - 1).floor().numpy()
 
 
