@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,7 @@ def list_kind(kind: str) -> Iterator[Listed]:
             name=name,
             kind=kind,
             summary=text.partition("\n")[0],
-            paper=_paper(text),
+            paper=_paper(text) or _cited(component),
             parameters=tuple(_parameters(messages.get(name))),
         )
 
@@ -133,6 +134,13 @@ def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{shortest_float(value):g}"
     return repr(value) if isinstance(value, str) and not value.isidentifier() else str(value)
+
+
+def _cited(component: Any) -> str:
+    """The line of its module's docstring that holds the paper's address: models begin with it."""
+    module = sys.modules.get(getattr(component, "__module__", ""))
+    lines = (getattr(module, "__doc__", None) or "").splitlines()
+    return next((line.strip() for line in lines if "://" in line), "")
 
 
 def _paper(text: str) -> str:
