@@ -2,42 +2,92 @@
 
 from __future__ import annotations
 
-from torch.optim import NAdam, Optimizer
+from typing import Any
 
-from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, as_groups
+import torch
+from torch import Tensor
+
+from recgrad.optim.dense.foreach import ForeachOptimizer, check_betas
+from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 
 
 @DENSE_OPTIMIZERS.register("nadam_optimizer")
-def nadam(
-    params: Params,
-    *,
-    lr: float = 0.002,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    momentum_decay: float = 0.004,
-    decoupled_weight_decay: bool = False,
-    foreach: bool = True,
-) -> Optimizer:
+class NAdam(ForeachOptimizer):
     """NAdam: Adam with Nesterov's look ahead.
 
     μ_t = β1(1 − ½·0.96^(tψ)), ψ the momentum_decay; w −= η(μ_{t+1}·m/(1−Πμ_{≤t+1}) +
     (1−μ_t)·g/(1−Πμ_{≤t}))/(√v̂+ε). λw is added to g, or taken from w beside the update when
-    decoupled. torch.optim.NAdam runs it.
+    decoupled. Written here: torch.optim.NAdam has the same rules, but keeps the product of the
+    μ in float32 and makes more copies on the way.
 
     Paper: Dozat 2016, Incorporating Nesterov momentum into Adam.
-
-    Args:
-        foreach: loop over operations (true) or over tensors (false).
     """
-    return NAdam(
-        as_groups(params),
-        lr=lr,
-        betas=(beta1, beta2),
-        eps=eps,
-        weight_decay=weight_decay,
-        momentum_decay=momentum_decay,
-        decoupled_weight_decay=decoupled_weight_decay,
-        foreach=foreach,
-    )
+
+    def __init__(
+        self,
+        params: Params,
+        *,
+        lr: float = 0.002,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum_decay: float = 0.004,
+        decoupled_weight_decay: bool = False,
+        foreach: bool = True,
+    ) -> None:
+        check_betas(beta1, beta2)
+        if not eps >= 0:
+            raise ValueError(f"eps must be at least 0, got {eps}")
+        if not momentum_decay >= 0:
+            raise ValueError(f"momentum_decay must be at least 0, got {momentum_decay}")
+        defaults = {
+            "lr": lr,
+            "betas": (beta1, beta2),
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "momentum_decay": momentum_decay,
+            "decoupled_weight_decay": decoupled_weight_decay,
+        }
+        super().__init__(params, defaults, foreach=foreach)
+
+    def init_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        """No updates yet, m = v = 0, Πμ = 1."""
+        return {
+            "step": 0,
+            "mu_product": 1.0,
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+
+    def update(
+        self, params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]
+    ) -> None:
+        """One update."""
+        beta1, beta2 = group["betas"]
+        if group["weight_decay"] and group["decoupled_weight_decay"]:
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        elif group["weight_decay"]:
+            grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+        m = [state["exp_avg"] for state in states]
+        v = [state["exp_avg_sq"] for state in states]
+        torch._foreach_lerp_(m, grads, 1 - beta1)
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_addcmul_(v, grads, grads, value=1 - beta2)
+        of_gradient, of_average, roots = [], [], []
+        for state in states:
+            state["step"] += 1
+            step = state["step"]
+            mu, mu_next = (
+                beta1 * (1 - 0.5 * 0.96 ** (t * group["momentum_decay"])) for t in (step, step + 1)
+            )
+            state["mu_product"] *= mu
+            # 1/(√v̂+ε) = r/(√v+εr), r = √(1−β2^t).
+            root = (1 - beta2**step) ** 0.5
+            roots.append(root)
+            of_gradient.append(-group["lr"] * root * (1 - mu) / (1 - state["mu_product"]))
+            of_average.append(-group["lr"] * root * mu_next / (1 - state["mu_product"] * mu_next))
+        denominators = list(torch._foreach_sqrt(v))
+        torch._foreach_add_(denominators, [group["eps"] * root for root in roots])
+        torch._foreach_addcdiv_(params, grads, denominators, of_gradient)
+        torch._foreach_addcdiv_(params, m, denominators, of_average)
