@@ -1,10 +1,12 @@
 """One training step of embedding tables (lookup, backward, update): Recgrad, FBGEMM and torch side by side.
 
-    python benchmarks/embedding.py [--json FILE] [--only NAME …] [--rounds N]
+    python benchmarks/embedding.py [--json FILE] [--only NAME …] [--rounds N] [--cpu-time]
 
 All run in one process, in turn, on the same ids and the same allocator settings; times are
 medians, and each result is checked before it is timed. "Rows" counts the rows of all tables
 together. FBGEMM checks ids as the engine does, and is given the better of one and two threads.
+With --cpu-time everything runs on one thread and its CPU time is compared, for machines that are
+busy with other things; the engine's gain from a second thread is then not counted.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Workload:
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(1)
         count = TABLES * BATCH * self.bag
-        self.values = [torch.randint(0, self.rows, (count,), generator=generator) for _ in range(self.batches)]
+        self.values = [
+            torch.randint(0, self.rows, (count,), generator=generator) for _ in range(self.batches)
+        ]
         self.lengths = torch.full((TABLES * BATCH,), self.bag, dtype=torch.int32)
         self.offsets = torch.arange(0, count + 1, self.bag)
         shape = (BATCH, TABLES * self.dim)
@@ -111,7 +115,9 @@ class Fbgemm:
         self.work = work
 
     def load(self, ours: Ours) -> None:
-        for table, weight in zip(ours.engine.tables.values(), self.module.split_embedding_weights(), strict=True):
+        for table, weight in zip(
+            ours.engine.tables.values(), self.module.split_embedding_weights(), strict=True
+        ):
             for i in range(0, self.work.rows, 1 << 16):
                 rows = np.arange(i, min(i + (1 << 16), self.work.rows))
                 weight[i : i + len(rows)] = torch.from_numpy(table.initial(rows))
@@ -164,13 +170,14 @@ def tune_allocator() -> None:
 def interleaved(steps: dict[str, tuple[int, Step]], rounds: int) -> dict[str, float]:
     """Median seconds of each step: all are run in turn, each with its number of threads."""
     times: dict[str, list[float]] = {name: [] for name in steps}
+    clock = time.thread_time if CPU_TIME else time.perf_counter
     for i in range(rounds + 2):
-        for name, (threads, step) in steps.items():
-            torch.set_num_threads(threads)
-            begin = time.perf_counter()
+        for name, (count, step) in steps.items():
+            torch.set_num_threads(1 if CPU_TIME else count)
+            begin = clock()
             step(i)
             if i >= 2:
-                times[name].append(time.perf_counter() - begin)
+                times[name].append(clock() - begin)
     return {name: median(values) for name, values in times.items()}
 
 
@@ -192,7 +199,9 @@ class Report:
         print(f"{name:44} {ratio:8.2f}  {sign} {goal:<5} {'ok' if holds else 'MISSED':7} {note}", flush=True)
 
 
-def against_peers(report: Report, name: str, work: Workload, goal: float, rounds: int, with_torch: bool) -> None:
+def against_peers(
+    report: Report, name: str, work: Workload, goal: float, rounds: int, with_torch: bool
+) -> None:
     """Recgrad's throughput over FBGEMM's (and torch's, for comparison)."""
     ours, peer = Ours(work), Fbgemm(work)
     peer.load(ours)
@@ -212,7 +221,9 @@ def against_peers(report: Report, name: str, work: Workload, goal: float, rounds
         peer.step(i)
         if reference:
             reference.step(i)
-    if not close(ours.weights(), peer.weights()) or (reference and not close(ours.weights(), reference.weights())):
+    if not close(ours.weights(), peer.weights()) or (
+        reference and not close(ours.weights(), reference.weights())
+    ):
         raise SystemExit(f"{name}: the engines disagree")
     # each peer trains its own tables, so running FBGEMM twice as often does not matter
     times = interleaved(steps, rounds)
@@ -223,7 +234,12 @@ def against_peers(report: Report, name: str, work: Workload, goal: float, rounds
 
 def optimizers(report: Report, work: Workload, rounds: int) -> None:
     """Time of other rules relative to Adagrad's."""
-    names = ["adam_optimizer", "partial_rowwise_adam_optimizer", "rowwise_adagrad_optimizer", "lamb_optimizer"]
+    names = [
+        "adam_optimizer",
+        "partial_rowwise_adam_optimizer",
+        "rowwise_adagrad_optimizer",
+        "lamb_optimizer",
+    ]
     runs = {name: Ours(work, name) for name in ["adagrad_optimizer", *names]}
     times = interleaved({name: (threads(), run.step) for name, run in runs.items()}, rounds)
     for name in names:
@@ -273,9 +289,11 @@ def train(engine, optimizer, count, ids):
     out = engine(Ids(ids, torch.ones(count, dtype=torch.int32), [count], single=True)).pooled(["l"])
     out.backward(torch.ones_like(out))
     optimizer.step()
-begin = time.perf_counter()
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)  # torch imports its compiler with the first optimizer
+clock = time.process_time if sys.argv[4] == "cpu" else time.perf_counter
+begin = clock()
 train(*build(1000, storage), 8, torch.arange(8))
-first = time.perf_counter() - begin
+first = clock() - begin
 generator = torch.Generator().manual_seed(0)
 count = 1 << 15
 for _ in range(2):
@@ -287,7 +305,9 @@ everything = torch.randperm(rows, generator=generator) if storage == "PLAIN" els
 if everything is not None:
     before = psutil.Process().memory_info().rss
 for i in range(batches):
-    ids = everything[i * count : (i + 1) * count] if everything is not None else torch.randint(0, rows, (count,), generator=generator)
+    ids = torch.randint(0, rows, (count,), generator=generator)
+    if everything is not None:
+        ids = everything[i * count : (i + 1) * count]
     train(engine, optimizer, len(ids), ids)
 used = psutil.Process().memory_info().rss - before
 table = engine.tables["t"].memory()
@@ -297,7 +317,7 @@ print(json.dumps({"first": first, "used": used, "rows": table.rows, "reported": 
 
 def child(rows: int, kind: str, batches: int) -> dict[str, Any]:
     """Run a training of one table in a process of its own."""
-    command = [sys.executable, "-c", _CHILD, str(rows), kind, str(batches)]
+    command = [sys.executable, "-c", _CHILD, str(rows), kind, str(batches), "cpu" if CPU_TIME else ""]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     result: dict[str, Any] = json.loads(output.splitlines()[-1])
     return result
@@ -307,7 +327,9 @@ def memory(report: Report) -> None:
     """Resident memory against touched rows × bytes, and the first call in a fresh process."""
     plain = child(1 << 20, "PLAIN", 32)
     ideal = plain["rows"] * 16 * 8
-    report.add("plain: × bytes of weights and state", plain["used"] / ideal, 1.15, False, f"{plain['used'] >> 20} MB")
+    report.add(
+        "plain: × bytes of weights and state", plain["used"] / ideal, 1.15, False, f"{plain['used'] >> 20} MB"
+    )
     compact = child(40_000_000, "COMPACT", 48)
     ideal = compact["rows"] * 16 * 8
     note = f"{compact['used'] >> 20} MB for {compact['rows']} touched of 40M rows"
@@ -317,18 +339,26 @@ def memory(report: Report) -> None:
 
 def threads() -> int:
     """As many as the machine has, at most two, so that results compare."""
-    return min(2, MACHINE_THREADS)
+    return 1 if CPU_TIME else min(2, MACHINE_THREADS)
 
 
 MACHINE_THREADS = torch.get_num_threads()
+CPU_TIME = False
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json")
     parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--only", nargs="*", help="of: main bags small wide optimizers storage scaling memory")
+    parser.add_argument(
+        "--only", nargs="*", help="of: main bags small wide optimizers storage scaling memory"
+    )
+    parser.add_argument("--cpu-time", action="store_true", help="compare CPU time on one thread each")
     options = parser.parse_args()
+    global CPU_TIME
+    CPU_TIME = options.cpu_time
     tune_allocator()
     report, rounds = Report(), options.rounds
     cases: dict[str, Callable[[], None]] = {
@@ -338,8 +368,12 @@ def main() -> None:
         "bags": lambda: against_peers(
             report, "bags of 10", Workload(10_000_000 // TABLES, 16, bag=10, batches=3), 4, rounds // 2, False
         ),
-        "small": lambda: against_peers(report, "100k rows", Workload(100_000 // TABLES, 16), 3.5, rounds, False),
-        "wide": lambda: against_peers(report, "dim 64", Workload(2_600_000 // TABLES, 64), 3.5, rounds, False),
+        "small": lambda: against_peers(
+            report, "100k rows", Workload(100_000 // TABLES, 16), 3.5, rounds, False
+        ),
+        "wide": lambda: against_peers(
+            report, "dim 64", Workload(2_600_000 // TABLES, 64), 3.5, rounds, False
+        ),
         "optimizers": lambda: optimizers(report, Workload(2_600_000 // TABLES, 16), rounds),
         "storage": lambda: storage(report, Workload(10_000_000 // TABLES, 16), rounds),
         "scaling": lambda: scaling(report, rounds),

@@ -45,7 +45,11 @@ def test_first_full_match_wins_and_the_rest_is_main() -> None:
         part_optimizers { regex_pattern: "item_id" sgd_optimizer { lr: 0.2 } }
         part_optimizers { regex_pattern: "item_.*" adam_optimizer { lr: 0.3 } }"""
     )
-    assert assigned(optimizer) == [("main", ["user_id"]), ("item_id", ["item_id"]), ("item_.*", ["item_brand"])]
+    assert assigned(optimizer) == [
+        ("main", ["user_id"]),
+        ("item_id", ["item_id"]),
+        ("item_.*", ["item_brand"]),
+    ]
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.2, 0.3]
 
 
@@ -64,9 +68,9 @@ def test_main_stays_when_patterns_take_every_table() -> None:
     ],
 )
 def test_pattern_without_a_table_is_an_error(pattern: str, message: str) -> None:
-    text = f'sgd_optimizer {{ lr: 1 }} part_optimizers {{ regex_pattern: "{pattern}" sgd_optimizer {{ lr: 1 }} }}'
+    part = f'part_optimizers {{ regex_pattern: "{pattern}" sgd_optimizer {{ lr: 1 }} }}'
     with pytest.raises(ConfigError, match=re.escape(message)):
-        build(text)
+        build(f"sgd_optimizer {{ lr: 1 }} {part}")
 
 
 def test_pattern_whose_tables_are_taken_is_an_error() -> None:
@@ -76,7 +80,9 @@ def test_pattern_whose_tables_are_taken_is_an_error() -> None:
 
 
 def test_refused_settings_are_config_errors_with_their_path() -> None:
-    with pytest.raises(ConfigError, match=r"sparse_optimizer.adam_optimizer: beta1 must be in \[0, 1\), got 2"):
+    with pytest.raises(
+        ConfigError, match=r"sparse_optimizer.adam_optimizer: beta1 must be in \[0, 1\), got 2"
+    ):
         build("adam_optimizer { lr: 0.1 beta1: 2 }")
     with pytest.raises(ConfigError, match="needs weight_decay_mode L2 or DECOUPLE"):
         build("rowwise_adagrad_optimizer { lr: 0.1 weight_decay: 0.1 }")
@@ -85,7 +91,8 @@ def test_refused_settings_are_config_errors_with_their_path() -> None:
 
 
 def test_custom_optimizer_by_class_path() -> None:
-    text = 'custom_optimizer { class_path: "recgrad.optim.sparse.adagrad.Adagrad" params { fields { key: "lr" value { number_value: 0.5 } } } }'
+    params = 'params { fields { key: "lr" value { number_value: 0.5 } } }'
+    text = f'custom_optimizer {{ class_path: "recgrad.optim.sparse.adagrad.Adagrad" {params} }}'
     assert build(text).param_groups[0]["lr"] == 0.5
     with pytest.raises(ConfigError, match="is not a SparseOptimizer class"):
         build('custom_optimizer { class_path: "torch.optim.Adam" }')

@@ -38,9 +38,13 @@ def one_table(rows: int = 50, dim: int = 8, **spec: Any) -> LocalEngine:
 @given(data=st.data())
 def test_training_equals_brute_force(data: Any) -> None:
     """Any dims, bags, tables, types and storage: outputs and one SGD step against plain numpy."""
-    dims = data.draw(st.lists(st.sampled_from([*range(1, 20), 31, 32, 64, 65, 128, 257]), min_size=1, max_size=3))
+    dims = data.draw(
+        st.lists(st.sampled_from([*range(1, 20), 31, 32, 64, 65, 128, 257]), min_size=1, max_size=3)
+    )
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    kinds = data.draw(st.lists(st.sampled_from(["FP32", "FP32", "FP16", "BF16"]), min_size=len(dims), max_size=len(dims)))
+    kinds = data.draw(
+        st.lists(st.sampled_from(["FP32", "FP32", "FP16", "BF16"]), min_size=len(dims), max_size=len(dims))
+    )
     storage = data.draw(st.sampled_from(["PLAIN", "COMPACT"]))
     tables = [
         TableSpec(f"t{i}", int(rng.integers(1, 80)), d, data_type=k, storage=storage)
@@ -78,7 +82,9 @@ def test_training_equals_brute_force(data: Any) -> None:
         dim = by_name[spec.table].dim
         for row, bag in enumerate(key):
             for id_ in bag:
-                scale = (1.0 if weights is None else float(weights[i])) / (len(bag) if spec.pooling == "mean" else 1)
+                scale = (1.0 if weights is None else float(weights[i])) / (
+                    len(bag) if spec.pooling == "mean" else 1
+                )
                 expected[row, column : column + dim] += scale * weight[spec.table][id_]
                 gradient[spec.table][id_] += scale * upstream[row, column : column + dim]
                 i += 1
@@ -88,7 +94,13 @@ def test_training_equals_brute_force(data: Any) -> None:
     optimizer.step()
     for spec in tables:
         row_ids, got = engine.export_table(spec.name)
-        used = {i for s, key in zip(lookups, bags, strict=True) if s.table == spec.name for bag in key for i in bag}
+        used = {
+            i
+            for s, key in zip(lookups, bags, strict=True)
+            if s.table == spec.name
+            for bag in key
+            for i in bag
+        }
         assert row_ids.tolist() == sorted(used)
         want = (weight[spec.name] - 0.5 * gradient[spec.name])[row_ids]
         # a short type is off by less than one of its steps
@@ -185,7 +197,9 @@ def test_bad_ids_are_named_and_touch_nothing(storage: str, single: bool, bad: in
     values = torch.arange(300) % 50
     values[place] = bad
     lengths = torch.ones(300, dtype=torch.int32)
-    with pytest.raises(DataError, match=rf"feature 'k': id {bad} is outside table 't' of 50 rows \(row {place} "):
+    with pytest.raises(
+        DataError, match=rf"feature 'k': id {bad} is outside table 't' of 50 rows \(row {place} "
+    ):
         engine(Ids(values, lengths, [300], None, single))
     assert engine.memory()[0].rows == 0
 
@@ -218,7 +232,9 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
 def trained(threads: int, storage: str, data_type: str, seed: int = 0) -> list[np.ndarray]:
     torch.set_num_threads(threads)
-    tables = [TableSpec(f"t{i}", 3000, d, storage=storage, data_type=data_type) for i, d in enumerate((16, 16, 5))]
+    tables = [
+        TableSpec(f"t{i}", 3000, d, storage=storage, data_type=data_type) for i, d in enumerate((16, 16, 5))
+    ]
     lookups = [LookupSpec(f"l{i}", f"k{i}", f"t{i}") for i in range(3)]
     engine = LocalEngine(tables, lookups, keys=["k0", "k1", "k2"])
     optimizer = Adam(engine, lr=0.01)
@@ -249,7 +265,9 @@ def test_stochastic_rounding_keeps_the_mean() -> None:
     engine = one_table(rows=4000, dim=4, data_type="BF16", init_fn="nn.init.ones_")
     optimizer = SGD(engine, lr=1e-4)
     for _ in range(20):
-        out = engine(Ids(torch.arange(4000), torch.ones(4000, dtype=torch.int32), [4000], None, True)).pooled(["l"])
+        out = engine(Ids(torch.arange(4000), torch.ones(4000, dtype=torch.int32), [4000], None, True)).pooled(
+            ["l"]
+        )
         out.backward(torch.full_like(out, -1.0))
         optimizer.step()
     weights = engine.export_table("t")[1].astype(float)

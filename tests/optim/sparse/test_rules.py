@@ -102,20 +102,22 @@ def ftrl(w: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int, h: Any)
 
 
 # config name, reference, hyperparameters, default weight decay mode when one is asked for
+BETAS = {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8}
+FTRL = {"lr": 0.1, "l1": 0.05, "l2": 0.1, "lr_power": -0.5, "initial_accumulator_value": 0.1}
 CASES: list[tuple[str, Rule, dict[str, float], str]] = [
     ("sgd_optimizer", sgd, {"lr": 0.1}, "L2"),
     ("adagrad_optimizer", adagrad, {"lr": 0.1, "eps": 1e-8, "initial_accumulator_value": 0.1}, "L2"),
     ("rowwise_adagrad_optimizer", rowwise_adagrad, {"lr": 0.1, "eps": 1e-5}, "L2"),
-    ("adam_optimizer", adam, {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8}, "DECOUPLE"),
-    ("partial_rowwise_adam_optimizer", partial_adam, {"lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}, "DECOUPLE"),
-    ("lamb_optimizer", lamb, {"lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}, "DECOUPLE"),
-    ("partial_rowwise_lamb_optimizer", partial_lamb, {"lr": 0.01, "beta1": 0.8, "beta2": 0.99, "eps": 1e-8}, "DECOUPLE"),
+    ("adam_optimizer", adam, BETAS, "DECOUPLE"),
+    ("partial_rowwise_adam_optimizer", partial_adam, BETAS, "DECOUPLE"),
+    ("lamb_optimizer", lamb, BETAS, "DECOUPLE"),
+    ("partial_rowwise_lamb_optimizer", partial_lamb, BETAS, "DECOUPLE"),
     ("lars_sgd_optimizer", lars, {"lr": 1.0, "momentum": 0.9, "trust_coefficient": 0.01}, "L2"),
     ("adadelta_optimizer", adadelta, {"lr": 0.5, "rho": 0.95, "eps": 1e-6}, "L2"),
     ("rmsprop_optimizer", rmsprop, {"lr": 0.01, "alpha": 0.9, "eps": 1e-8}, "L2"),
     ("lion_optimizer", lion, {"lr": 0.01, "beta1": 0.9, "beta2": 0.99}, "DECOUPLE"),
-    ("ftrl_optimizer", ftrl, {"lr": 0.1, "l1": 0.05, "l2": 0.1, "lr_power": -0.5, "initial_accumulator_value": 0.1}, "L2"),
-]  # fmt: skip
+    ("ftrl_optimizer", ftrl, FTRL, "L2"),
+]
 INSIDE = {
     "lamb_optimizer": "DECOUPLE",
     "partial_rowwise_lamb_optimizer": "DECOUPLE",
