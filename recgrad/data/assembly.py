@@ -6,9 +6,9 @@ what is shuffled at once, and without shuffling just a unit.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -49,54 +49,75 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Window:
-    """The rows of a window, as they were read.
+class Rows:
+    """Rows in the order of delivery.
 
     Attributes:
+        table: the columns.
+        files: the file of each row.
+        numbers: the number of each row in its file.
+        bad: values that the reader could not parse, sorted by row.
+    """
+
+    table: pa.Table
+    files: npt.NDArray[np.int32]
+    numbers: Ints
+    bad: tuple[BadValue, ...]
+
+
+class Window:
+    """The rows of a window; they are put into the order of delivery when first asked for.
+
+    Args:
         index: number of the window.
         start: number of its first row in the epoch.
-        pieces: its rows.
+        pieces: its rows as they were read.
         plan: what orders them.
     """
 
-    index: int
-    start: int
-    pieces: tuple[Piece, ...]
-    plan: EpochPlan
+    def __init__(self, index: int, start: int, pieces: Sequence[Piece], plan: EpochPlan) -> None:
+        self.index = index
+        self.start = start
+        self.plan = plan
+        self._pieces = tuple(pieces)
+        self._rows: Rows | None = None
+        self._lock = threading.Lock()
 
-    @cached_property
-    def table(self) -> pa.Table:
-        """All rows; contiguous when they will be permuted."""
-        table = pa.concat_tables([piece.table for piece in self.pieces])
-        return table.combine_chunks() if self.plan.shuffle else table
+    @property
+    def rows(self) -> Rows:
+        """All rows."""
+        with self._lock:
+            if self._rows is None:
+                self._rows = _deliver(self._pieces, self.plan.permutation(self.index))
+                self._pieces = ()
+            return self._rows
 
-    @cached_property
-    def order(self) -> Ints | None:
-        """The order of delivery, or None when it is the order of reading."""
-        return self.plan.permutation(self.index)
 
-    @cached_property
-    def files(self) -> npt.NDArray[np.int32]:
-        """The file of each row."""
-        sizes = [piece.table.num_rows for piece in self.pieces]
-        return np.repeat(np.array([piece.file for piece in self.pieces], np.int32), sizes)
-
-    @cached_property
-    def rows(self) -> Ints:
-        """The number of each row in its file."""
-        return np.concatenate(
-            [np.arange(piece.first_row, piece.first_row + piece.table.num_rows) for piece in self.pieces]
-        )
-
-    @cached_property
-    def bad(self) -> tuple[BadValue, ...]:
-        """Values that the reader could not parse, by row of the window."""
-        found: list[BadValue] = []
-        offset = 0
-        for piece in self.pieces:
-            found += [BadValue(item.row + offset, item.column, item.value, item.reason) for item in piece.bad]
-            offset += piece.table.num_rows
-        return tuple(found)
+def _deliver(pieces: Sequence[Piece], order: Ints | None) -> Rows:
+    table = pa.concat_tables([piece.table for piece in pieces])
+    sizes = [piece.table.num_rows for piece in pieces]
+    files = np.repeat(np.array([piece.file for piece in pieces], np.int32), sizes)
+    numbers = np.concatenate(
+        [
+            np.arange(piece.first_row, piece.first_row + size)
+            for piece, size in zip(pieces, sizes, strict=True)
+        ]
+    )
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+    bad = [
+        replace(item, row=item.row + offset)
+        for piece, offset in zip(pieces, offsets, strict=False)
+        for item in piece.bad
+    ]
+    if order is None:
+        return Rows(table, files, numbers, tuple(bad))
+    # A whole column is permuted at once: one column fits into the cache, all of them do not.
+    columns = [take_rows(one_chunk(column), order) for column in table.columns]
+    if bad:
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        bad = sorted((replace(item, row=int(place[item.row])) for item in bad), key=lambda item: item.row)
+    return Rows(pa.table(columns, names=table.column_names), files[order], numbers[order], tuple(bad))
 
 
 @dataclass(frozen=True)
@@ -107,32 +128,21 @@ class Part:
     start: int
     stop: int
 
-    @cached_property
-    def taken(self) -> slice | Ints:
-        """Rows of the window, in the order of delivery."""
-        start, stop = self.start - self.window.start, self.stop - self.window.start
-        order = self.window.order
-        return slice(start, stop) if order is None else order[start:stop]
+    @property
+    def taken(self) -> slice:
+        """Rows of the window."""
+        return slice(self.start - self.window.start, self.stop - self.window.start)
 
     def table(self, names: Sequence[str]) -> pa.Table:
         """Columns of these rows."""
-        table = self.window.table.select(list(names))
-        taken = self.taken
-        if isinstance(taken, slice):
-            return table.slice(taken.start, taken.stop - taken.start)
-        return table.take(pa.array(taken))
+        table = self.window.rows.table.select(list(names))
+        return table.slice(self.taken.start, self.stop - self.start)
 
     def bad(self) -> list[BadValue]:
         """Values that the reader could not parse, by row of the part."""
-        if not self.window.bad:
-            return []
-        taken = self.taken
-        rows = np.arange(taken.start, taken.stop) if isinstance(taken, slice) else taken
-        at = {int(row): i for i, row in enumerate(rows)}
+        first, last = self.taken.start, self.taken.stop
         return [
-            BadValue(at[item.row], item.column, item.value, item.reason)
-            for item in self.window.bad
-            if item.row in at
+            replace(item, row=item.row - first) for item in self.window.rows.bad if first <= item.row < last
         ]
 
 
@@ -168,16 +178,16 @@ class Unit:
     def columns(self, names: Sequence[str]) -> dict[str, pa.Array]:
         """The rows of the unit, each column in one piece."""
         tables = [part.table(names) for part in self.parts]
-        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        table = tables[0] if len(tables) == 1 else pa.concat_tables([_plain(item) for item in tables])
         return {name: one_chunk(column) for name, column in zip(names, table.columns, strict=True)}
 
     def files(self) -> npt.NDArray[np.int32]:
         """The file of each row."""
-        return np.concatenate([part.window.files[part.taken] for part in self.parts])
+        return np.concatenate([part.window.rows.files[part.taken] for part in self.parts])
 
     def rows(self) -> Ints:
         """The number of each row in its file."""
-        return np.concatenate([part.window.rows[part.taken] for part in self.parts])
+        return np.concatenate([part.window.rows.numbers[part.taken] for part in self.parts])
 
     def mask(self, probability: float) -> npt.NDArray[np.bool_]:
         """True with `probability` for each row."""
@@ -246,7 +256,7 @@ class Assembler:
             self._gathered += step
             at += step
             if self._gathered == stop - start:
-                window = Window(self._window, start, tuple(self._pieces), self._plan)
+                window = Window(self._window, start, self._pieces, self._plan)
                 self._pieces, self._gathered = [], 0
                 self._window += 1
                 units += self._cut_by_rows(window) if self._costs is None else self._cut_by_cost(window)
@@ -323,10 +333,33 @@ def row_costs(array: pa.Array, limit: int) -> npt.NDArray[np.float64]:
     return np.where((values > 0) & (values <= limit), values, 0.0)
 
 
+def _plain(table: pa.Table) -> pa.Table:
+    """The table with texts instead of dictionaries."""
+    for i, column in enumerate(table.columns):
+        if pa.types.is_dictionary(column.type):
+            table = table.set_column(i, table.field(i).name, column.cast(column.type.value_type))
+    return table
+
+
+def take_rows(array: pa.Array, rows: Ints) -> pa.Array:
+    """The values at `rows`; NumPy gathers plain numbers several times faster than Arrow."""
+    kind = array.type
+    if array.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return array.take(pa.array(rows))
+    return pa.array(array.to_numpy().take(rows), kind)
+
+
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     """A column as one array; copied only when it lies in several pieces."""
     if column.num_chunks == 1:
         return column.chunk(0)
     if column.num_chunks == 0:
         return pa.array([], column.type)
-    return pa.concat_arrays(column.chunks)
+    chunks = column.chunks
+    if pa.types.is_dictionary(column.type):
+        # Joining dictionaries costs as much as they hold, which few rows do not repay.
+        if len(column) < 2 * sum(len(chunk.dictionary) for chunk in chunks):
+            chunks = [chunk.dictionary_decode() for chunk in chunks]
+        else:
+            chunks = column.unify_dictionaries().chunks
+    return pa.concat_arrays(chunks)

@@ -13,7 +13,7 @@ import torch
 from recgrad.data.assembly import Unit
 from recgrad.data.bad_rows import Skipped, add_unparsed, fail, skip
 from recgrad.data.batch import Batch, Origin
-from recgrad.data.encoder import FeatureEncoder
+from recgrad.data.coded import CodedEncoder
 from recgrad.data.faults import Faults
 from recgrad.data.samplers.sampler import Sampler
 from recgrad.data.slicing import cut_batch
@@ -64,7 +64,7 @@ class UnitEncoder:
         pin: put batches into page-locked memory.
     """
 
-    encoder: FeatureEncoder
+    encoder: CodedEncoder
     targets: Targets
     columns: tuple[str, ...]
     carry: tuple[str, ...]
@@ -108,7 +108,7 @@ class UnitEncoder:
         if skipped is not None:
             cuts, bounds = self._join_small(cuts, bounds)
         batches = cut_batch(replace(batch, origin=origin), cuts.tolist())
-        carried = pa.table({name: columns[name] for name in self.carry})
+        carried = pa.table({name: _plain(columns[name]) for name in self.carry})
         return EncodedUnit(
             tuple(
                 self._deliver(item, carried, columns, int(cuts[i]), bounds[i], bounds[i + 1], unit.epoch)
@@ -145,7 +145,7 @@ class UnitEncoder:
         epoch: int,
     ) -> Delivery:
         if self.sampler is not None:
-            own = columns[self.sampler.item_id_field].slice(at, batch.size)
+            own = _plain(columns[self.sampler.item_id_field].slice(at, batch.size))
             batch = replace(batch, negatives=self.sampler.sample(own, epoch, start))
         if self.pin:
             batch = batch.pin_memory()
@@ -179,3 +179,8 @@ class UnitEncoder:
             values=values[bad],
             remedy="correct the cost, or raise data_config.batch_cost_size",
         )
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """A dictionary array as its values."""
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array

@@ -17,7 +17,7 @@ from recgrad.data.assembly import Assembler, Part, Piece, Unit, Window
 from recgrad.data.bad_rows import BadRowTally
 from recgrad.data.batch import Batch
 from recgrad.data.batching import Delivery, EncodedUnit, UnitEncoder
-from recgrad.data.encoder import FeatureEncoder
+from recgrad.data.coded import CodedEncoder
 from recgrad.data.features.base import Feature
 from recgrad.data.order import EpochPlan, Segment, plan_epoch, skip_rows
 from recgrad.data.pipeline import Pipeline
@@ -114,7 +114,7 @@ class Loader:
     @cached_property
     def column_names(self) -> tuple[str, ...]:
         """All columns of the dataset."""
-        return tuple(self._reader.schemas[0].names)
+        return tuple(self._reader.schema.names)
 
     def epoch(self, epoch: int = 0, position: Position | None = None) -> Iterator[Batch]:
         """The batches of an epoch, from its start or from a position in it.
@@ -256,7 +256,7 @@ class Loader:
 
     def _nothing(self, plan: EpochPlan) -> Delivery:
         """A batch of no rows, for a rank that has none where others have."""
-        schema = self._reader.schemas[0]
+        schema = self._reader.schema
         table = pa.table({name: pa.array([], schema.field(name).type) for name in self._encoder.columns})
         window = Window(0, 0, (Piece(table, 0, 0),), replace(plan, shuffle=False))
         return self._encoder(Unit(0, (Part(window, 0, 0),), (0, 0))).deliveries[0]
@@ -295,7 +295,7 @@ def build_loader(
     settings = resolve_settings(data, training=training, seed=seed, rank=rank, world_size=world_size)
     targets = find_targets(config) if need_labels else Targets()
     reader = open_reader(input_path, data)
-    encoder = FeatureEncoder(features)
+    encoder = CodedEncoder(features, reader.coded_columns)
     sampler = None
     if need_labels:
         sampler = build_sampler(data, features, reader, training=training, seed=seed, rank=rank)
@@ -304,7 +304,7 @@ def build_loader(
     needed += [sampler.item_id_field] if sampler else []
     columns = tuple(dict.fromkeys(needed))
     reader.check_columns(columns)
-    check_types(targets, reader.schemas[0], reader.files[0])
+    check_types(targets, reader.schema, reader.files[reader.first_file])
     unit_encoder = UnitEncoder(
         encoder=encoder,
         targets=targets,

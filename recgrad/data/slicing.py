@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -49,8 +51,9 @@ def _rows(tensors: Mapping[str, Tensor], start: int, stop: int) -> dict[str, Ten
     return {key: tensor[start:stop] for key, tensor in tensors.items()}
 
 
-def _starts(lengths: Tensor) -> Tensor:
-    return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0, dtype=torch.int64)])
+def _starts(lengths: Tensor) -> npt.NDArray[np.int64]:
+    # NumPy, not torch, here and below: torch would wake its own threads for these small sums.
+    return np.concatenate([[0], np.cumsum(lengths.numpy(), dtype=np.int64)])
 
 
 def _cut_origin(origin: Origin | None, start: int, stop: int) -> Origin | None:
@@ -60,12 +63,13 @@ def _cut_origin(origin: Origin | None, start: int, stop: int) -> Origin | None:
 
 
 def _cut_dense(item: JaggedDense, start: int, stop: int) -> JaggedDense:
-    first, last = int(item.lengths[:start].sum()), int(item.lengths[:stop].sum())
+    lengths = item.lengths.numpy()
+    first, last = int(lengths[:start].sum()), int(lengths[:stop].sum())
     return JaggedDense(item.values[first:last], item.lengths[start:stop])
 
 
 def _cut_jagged(
-    jagged: KeyedJagged, starts: Mapping[str, Tensor | None], bounds: Sequence[int]
+    jagged: KeyedJagged, starts: Mapping[str, npt.NDArray[np.int64] | None], bounds: Sequence[int]
 ) -> list[KeyedJagged]:
     """Cut every feature's bags at the bags where the rows of `bounds` begin.
 
@@ -79,7 +83,7 @@ def _cut_jagged(
     if jagged.single and count and all(item == bag_bounds[0] for item in bag_bounds):
         return _cut_single(jagged, bag_bounds[0])
     first_bag = [sum(jagged.bag_counts[:i]) for i in range(count)]
-    offsets = jagged.offsets
+    offsets = _starts(jagged.lengths)
     parts = []
     for i in range(len(bounds) - 1):
         bags = [(first_bag[f] + bag_bounds[f][i], first_bag[f] + bag_bounds[f][i + 1]) for f in range(count)]
@@ -100,15 +104,15 @@ def _cut_jagged(
 def _cut_single(jagged: KeyedJagged, bounds: Sequence[int]) -> list[KeyedJagged]:
     """As `_cut_jagged` when every bag holds one id, so that features are rows of a matrix."""
     count = len(jagged.keys)
-    values, lengths = jagged.values.view(count, -1), jagged.lengths.view(count, -1)
-    weights = None if jagged.weights is None else jagged.weights.view(count, -1)
+    values, lengths = jagged.values.numpy().reshape(count, -1), jagged.lengths.numpy().reshape(count, -1)
+    weights = None if jagged.weights is None else jagged.weights.numpy().reshape(count, -1)
     return [
         KeyedJagged(
             jagged.keys,
-            values[:, start:stop].reshape(-1),
-            lengths[:, start:stop].reshape(-1),
+            torch.from_numpy(values[:, start:stop].reshape(-1)),
+            torch.from_numpy(lengths[:, start:stop].reshape(-1)),
             (stop - start,) * count,
-            None if weights is None else weights[:, start:stop].reshape(-1),
+            None if weights is None else torch.from_numpy(weights[:, start:stop].reshape(-1)),
             True,
         )
         for start, stop in pairwise(bounds)
@@ -118,4 +122,5 @@ def _cut_single(jagged: KeyedJagged, bounds: Sequence[int]) -> list[KeyedJagged]
 def _join(values: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
     if not ranges:
         return values[:0]
-    return torch.cat([values[start:stop] for start, stop in ranges])
+    flat = values.numpy()
+    return torch.from_numpy(np.concatenate([flat[start:stop] for start, stop in ranges]))

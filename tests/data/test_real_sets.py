@@ -67,7 +67,9 @@ def test_census_without_a_header(shared_data: Path, name: str, labels: tuple[str
     batches = list(loader.epoch())
     columns = (shared_data / "census_income" / "columns.txt").read_text().strip().split(",")
     with gzip.open(path, "rt") as lines:
-        rows = [dict(zip(columns, (value.strip() for value in line.split(",")), strict=True)) for line in lines]
+        rows = [
+            dict(zip(columns, (value.strip() for value in line.split(",")), strict=True)) for line in lines
+        ]
     assert sum(batch.size for batch in batches) == 99_762 == len(rows)
     positive = {"income_50k": "50000+.", "marital_stat": "Never married"}
     for label in labels:

@@ -62,9 +62,9 @@ class CsvReader(Reader):
         """As for any reader; a column whose type nothing shows needs one from the config."""
         super().check_columns(columns)
         for name in columns:
-            if pa.types.is_null(self.schemas[0].field(name).type):
+            if pa.types.is_null(self.schema.field(name).type):
                 raise DataError(
-                    f"data: column '{name}' has no value in the first rows of {self.files[0]}, so its type "
+                    f"data: column '{name}' has no value in the first rows of {self.files[self.first_file]}, so its type "
                     "is not known; give it in data_config.input_fields"
                 )
 
@@ -114,7 +114,7 @@ class CsvReader(Reader):
     def _column_types(self, declared: dict[str, pa.DataType | None]) -> dict[str, pa.DataType]:
         """Declared types, and for the rest what the first block of the first file shows."""
         types = {name: kind for name, kind in declared.items() if kind is not None}
-        unknown = [name for name in self._names[0] if name not in types]
+        unknown = [name for name in self._names[self.first_file] if name not in types]
         if not unknown or not self.fragments:
             return types
         first = self.fragments[0]

@@ -91,8 +91,10 @@ class Reader(ABC):
         identities: what each file is.
         schemas: the columns of each file.
         fragments: all fragments in the order of files and rows.
+        coded_columns: text columns that `read` gives as dictionary arrays.
     """
 
+    coded_columns: frozenset[str] = frozenset()
     files: tuple[str, ...]
     identities: tuple[FileIdentity, ...]
     schemas: tuple[pa.Schema, ...]
@@ -114,17 +116,29 @@ class Reader(ABC):
         """Rows of the whole dataset."""
         return sum(fragment.num_rows for fragment in self.fragments)
 
+    @property
+    def first_file(self) -> int:
+        """The first file that has rows: files without any may have any columns."""
+        return self.fragments[0].file if self.fragments else 0
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the dataset."""
+        return self.schemas[self.first_file]
+
     def check_columns(self, columns: Sequence[str]) -> None:
-        """Raise a DataError unless every file has every column, with one type in all files."""
+        """Raise a DataError unless every file with rows has every column, with one type in all files."""
+        filled = sorted({fragment.file for fragment in self.fragments})
         for name in columns:
-            for file, schema in zip(self.files, self.schemas, strict=True):
+            for file in filled:
+                schema = self.schemas[file]
                 if schema.get_field_index(name) < 0:
-                    raise DataError(missing_column(name, file, schema))
-                first = self.schemas[0].field(name).type
+                    raise DataError(missing_column(name, self.files[file], schema))
+                first = self.schema.field(name).type
                 if schema.field(name).type != first:
                     raise DataError(
-                        f"data: column '{name}' is {schema.field(name).type} in {file} but {first} in "
-                        f"{self.files[0]}; write both files with one type"
+                        f"data: column '{name}' is {schema.field(name).type} in {self.files[file]} but {first} "
+                        f"in {self.files[self.first_file]}; write both files with one type"
                     )
 
 

@@ -24,5 +24,5 @@ def build_sampler(
         known = ", ".join(SAMPLERS)
         raise ConfigError([Problem(f"data_config.{name}", f"this sampler is not supported; use {known}")])
     reader.check_columns([message.item_id_field])
-    schema = reader.schemas[0]
+    schema = reader.schema
     return SAMPLERS[name].build(message, data, features, schema, training=training, seed=seed, rank=rank)

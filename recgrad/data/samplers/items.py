@@ -114,7 +114,7 @@ def _load(source: TableSource, data: DataConfig) -> ItemTable:
 def _read_table(source: TableSource, data: DataConfig) -> pa.Table:
     if source.path.startswith("odps://"):
         reader = READERS["OdpsDataset"](source.path, data)
-        names = reader.schemas[0].names
+        names = reader.schema.names
         return pa.concat_tables(
             block.table for item in reader.fragments for block in reader.read(item, names)
         )
