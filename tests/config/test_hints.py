@@ -21,7 +21,7 @@ SPARSE = "train_config.sparse_optimizer"
     [
         (f"{ADAM}.lr", 0.1, "0.1 is above the usual 0.0001 … 0.001 of adam_optimizer; training may be unstable"),
         (f"{ADAM}.lr", 1e-6, "1e-06 is below the usual 0.0001 … 0.001 of adam_optimizer; training may be slow"),
-        (f"{ADAM}.lr", 2e-3, None),
+        (f"{ADAM}.lr", 3e-3, None),
         (f"{ADAM}.lr", 0, None),
         (f"{SGD}.lr", 1, "1 is above the usual 0.01 … 0.1 of sgd_optimizer; training may be unstable"),
         (f"{SPARSE}.sgd_optimizer.lr", 1, None),

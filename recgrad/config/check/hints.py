@@ -7,6 +7,7 @@ import math
 from recgrad.config.check.cpu import native_bf16, read_flags
 from recgrad.config.check.optimizers import optimizers
 from recgrad.config.check.rule import CHECKS, Context, Node, number
+from recgrad.config.messages import shortest_float
 from recgrad.config.values import show
 
 # The learning rates that are usual for a kind of optimizer.
@@ -39,7 +40,7 @@ def hint_rate(context: Context) -> None:
     """A learning rate far from what is usual for the optimizer."""
     for name, node in optimizers(context):
         usual = _usual_rate(name, node)
-        rate = getattr(node.message, "lr", 0.0)
+        rate = shortest_float(getattr(node.message, "lr", 0.0))
         if usual is None or not 0 < rate < math.inf:
             continue
         if usual[0] / _TOLERANCE <= rate <= usual[1] * _TOLERANCE:
