@@ -140,7 +140,7 @@ class CodedEncoder:
         at = {name: i for i, name in enumerate(rest.keys)}
         if single and plain:
             values = np.empty((len(self._order), size), np.int64)
-            known = rest.values.numpy().reshape(-1, size) if at else values[:0]
+            known = rest.values.numpy().reshape(len(at), size)
             for i, name in enumerate(self._order):
                 if name in at:
                     values[i] = known[at[name]]

@@ -179,7 +179,7 @@ def _no_nulls(array: pa.Array, name: str, role: str, faults: Faults) -> pa.Array
 def _numbers(array: pa.Array) -> np.ndarray:
     """int64 or float64 values."""
     kind = pa.float64() if pa.types.is_floating(array.type) else pa.int64()
-    return array.cast(kind).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    return array.cast(kind).to_numpy(zero_copy_only=False)
 
 
 def _note_not_finite(values: np.ndarray, column: str, feature: str, faults: Faults) -> None:

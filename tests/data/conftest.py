@@ -15,9 +15,12 @@ from recgrad.data import Loader, build_features, build_loader
 
 FEATURES = """
 feature_configs { raw_feature { feature_name: "price" expression: "item:price" } }
-feature_configs { id_feature { feature_name: "cat" expression: "item:cat" embedding_dim: 4 num_buckets: 100 } }
+feature_configs { id_feature { feature_name: "cat" expression: "item:cat"
+  embedding_dim: 4 num_buckets: 100 } }
 feature_configs {
-  id_feature { feature_name: "tags" expression: "item:tags" embedding_dim: 4 hash_bucket_size: 50 separator: "|" }
+  id_feature {
+    feature_name: "tags" expression: "item:tags" embedding_dim: 4 hash_bucket_size: 50 separator: "|"
+  }
 }
 feature_configs {
   sequence_id_feature {

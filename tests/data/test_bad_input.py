@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recgrad.data import Batch
 from recgrad.errors import DataError
 
 TEXT = "batch_size: 8 num_workers: 1 label_fields: 'label'"
@@ -34,6 +36,12 @@ def bad_file(tmp_path: Path, make_rows):
         return str(tmp_path / "bad.parquet")
 
     return write
+
+
+def deplete(batches: Iterator[Batch], sizes: list[int]) -> None:
+    """Note the size of each batch as it comes."""
+    for batch in batches:
+        sizes.append(batch.size)
 
 
 def error_of(open_loader, path: str, text: str = TEXT, **kwargs: object) -> str:
@@ -84,7 +92,8 @@ def test_wrong_type_of_label_weight_and_key(write_rows, open_loader):
 
 def test_null_label(bad_file, open_loader):
     assert error_of(open_loader, bad_file("label", 23, None)) == (
-        "label label: the label is null (column 'label', row 23 of bad.parquet); give every row a label, or leave "
+        "label label: the label is null (column 'label', row 23 of bad.parquet); give every row a "
+        "label, or leave "
         "such rows out"
     )
 
@@ -104,7 +113,8 @@ def test_null_weight_and_key(bad_file, open_loader):
 @pytest.mark.parametrize(("value", "shown"), [(2, "2"), (-1, "-1")])
 def test_label_outside_0_and_1(bad_file, open_loader, value, shown):
     assert error_of(open_loader, bad_file("label", 23, value)) == (
-        f"label label: label {shown} is neither 0 nor 1 (column 'label', row 23 of bad.parquet); correct the label, "
+        f"label label: label {shown} is neither 0 nor 1 (column 'label', row 23 of bad.parquet); "
+        "correct the label, "
         "or give the task a loss that takes it"
     )
 
@@ -147,7 +157,8 @@ def test_nan_and_inf(bad_file, open_loader, value):
 def test_negative_weight(bad_file, open_loader):
     text = TEXT + " sample_weight_fields: 'weight'"
     assert error_of(open_loader, bad_file("weight", 4, -0.5), text) == (
-        "sample weight weight: weight -0.5 is negative (column 'weight', row 4 of bad.parquet); weights are 0 or more"
+        "sample weight weight: weight -0.5 is negative (column 'weight', row 4 of bad.parquet); "
+        "weights are 0 or more"
     )
 
 
@@ -167,7 +178,8 @@ def test_id_out_of_range_in_a_sequence(bad_file, open_loader):
 
 
 def test_ragged_vectors(tmp_path: Path, make_rows, open_loader):
-    features = """feature_configs { raw_feature { feature_name: "vector" expression: "item:vector" value_dim: 3 } }"""
+    raw = 'raw_feature { feature_name: "vector" expression: "item:vector" value_dim: 3 }'
+    features = f"feature_configs {{ {raw} }}"
     vectors = pa.array([[1.0, 2.0, 3.0]] * 19 + [[1.0, 2.0]], pa.list_(pa.float32()))
     pq.write_table(make_rows(20).append_column("vector", vectors), tmp_path / "a.parquet")
     message = error_of(open_loader, str(tmp_path / "a.parquet"), features=features)
@@ -181,7 +193,8 @@ def test_costs_that_no_batch_can_hold(bad_file, open_loader, cost):
     text = TEXT + " batch_cost_size: 60 sample_cost_field: 'cost'"
     shown = "nan" if cost is None else f"{float(cost)}"
     assert error_of(open_loader, bad_file("cost", 11, cost), text) == (
-        f"sample cost cost: cost {shown} is not above 0 and at most batch_cost_size 60 (column 'cost', row 11 of "
+        f"sample cost cost: cost {shown} is not above 0 and at most batch_cost_size 60 (column "
+        "'cost', row 11 of "
         "bad.parquet); correct the cost, or raise data_config.batch_cost_size"
     )
 
@@ -213,12 +226,11 @@ def test_batches_before_the_damage_are_delivered(write_rows, open_loader):
     path.write_bytes(bytes(data))
     for workers in (0, 1, 4):
         loader = open_loader(str(path), f"batch_size: 4000 num_workers: {workers}")
-        count = 0
+        sizes: list[int] = []
         with pytest.raises(DataError):
-            for _ in loader.epoch():
-                count += 1
+            deplete(loader.epoch(), sizes)
         # Two batches are encoded at once, and the third can never be complete.
-        assert count == 2
+        assert len(sizes) == 2
 
 
 def test_empty_file(write_rows, open_loader):
@@ -280,7 +292,8 @@ def test_csv_value_of_the_wrong_type(tmp_path: Path, open_loader):
     (tmp_path / "a.csv").write_text("\n".join(lines))
     types = " input_fields_str: 'id:INT64;label:INT64;price:FLOAT;cat:INT64;tags:STRING;clicks:STRING'"
     assert error_of(open_loader, str(tmp_path / "a.csv"), CSV + types) == (
-        "column cat: 'many' is not a value of type int64 (column 'cat', row 20 of a.csv); correct the file, or the "
+        "column cat: 'many' is not a value of type int64 (column 'cat', row 20 of a.csv); correct "
+        "the file, or the "
         "type in data_config.input_fields"
     )
 
@@ -290,7 +303,8 @@ def test_csv_line_with_too_few_fields(tmp_path: Path, open_loader):
     lines[16] = "15,1,0.5"
     (tmp_path / "a.csv").write_text("\n".join(lines))
     assert error_of(open_loader, str(tmp_path / "a.csv"), CSV) == (
-        "line: the line has 3 fields where 6 are expected: '15,1,0.5' (row 15 of a.csv); correct the line, or "
+        "line: the line has 3 fields where 6 are expected: '15,1,0.5' (row 15 of a.csv); correct the "
+        "line, or "
         "data_config.delimiter"
     )
 
@@ -301,7 +315,8 @@ def test_csv_text_that_is_not_utf8(tmp_path: Path, open_loader):
     (tmp_path / "a.csv").write_bytes(data)
     types = " input_fields_str: 'id:INT64;label:INT64;price:FLOAT;cat:INT64;tags:STRING;clicks:STRING'"
     assert error_of(open_loader, str(tmp_path / "a.csv"), CSV + types) == (
-        "column tags: '\\\\xff|b' is not text in UTF-8 (column 'tags', row 7 of a.csv); correct the file, or the "
+        "column tags: '\\\\xff|b' is not text in UTF-8 (column 'tags', row 7 of a.csv); correct the "
+        "file, or the "
         "type in data_config.input_fields"
     )
 
@@ -371,11 +386,10 @@ def test_too_many_bad_rows_are_noticed_early(write_rows, open_loader):
     cats[::10] = 123
     path = write_rows([30_000], row_group_size=5000, cat=pa.array(cats))
     loader = open_loader(path, "batch_size: 500 num_workers: 1 on_bad_row: SKIP")
-    count = 0
+    sizes: list[int] = []
     with pytest.raises(DataError, match="1000 of 10000 rows are bad"):
-        for batch in loader.epoch():
-            count += batch.size
-    assert count < 10_000
+        deplete(loader.epoch(), sizes)
+    assert 0 < sum(sizes) < 10_000
 
 
 def test_a_batch_of_bad_rows_alone_is_passed_over(write_rows, open_loader):

@@ -55,7 +55,9 @@ def test_ids_out_of_range_in_a_sample_of_the_first_and_the_last_rows(check, make
     assert len(problems) == 2
     assert problems[0].startswith("train_input_path: feature cat: id 777 is outside num_buckets 100")
     assert "(column 'cat', row 3 of a.parquet)" in problems[0]
-    assert problems[1].startswith("train_input_path: label label: label 3 is neither 0 nor 1 (column 'label', row 92")
+    assert problems[1].startswith(
+        "train_input_path: label label: label 3 is neither 0 nor 1 (column 'label', row 92"
+    )
     assert len(check(tmp_path / "a.parquet", sample_rows=4)) == 0
     assert check(tmp_path / "a.parquet", text="label_fields: 'label' on_bad_row: SKIP") == []
 
@@ -63,6 +65,7 @@ def test_ids_out_of_range_in_a_sample_of_the_first_and_the_last_rows(check, make
 def test_wrong_types(check, make_rows, tmp_path: Path):
     pq.write_table(make_rows(10), tmp_path / "a.parquet")
     assert check(tmp_path / "a.parquet", text="label_fields: 'user'") == [
-        "train_input_path: data: label 'user' is string in a.parquet, and a label is a number; write numbers, or say "
+        "train_input_path: data: label 'user' is string in a.parquet, and a label is a number; write "
+        "numbers, or say "
         "in data_config.positive_labels which texts count as 1"
     ]

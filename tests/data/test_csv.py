@@ -51,7 +51,8 @@ def test_header_types_and_spaces(tmp_path: Path):
 def test_names_and_types_from_the_config(tmp_path: Path):
     (tmp_path / "a.tsv").write_text("1\t7\t2022-01-01\n2\t8\t2022-01-02")
     for text in (
-        "input_fields { input_name: 'a' input_type: STRING } input_fields { input_name: 'b' input_type: FLOAT } "
+        "input_fields { input_name: 'a' input_type: STRING } input_fields { input_name: 'b' "
+        "input_type: FLOAT } "
         "input_fields { input_name: 'c' }",
         "input_fields_str: 'a:STRING; b:FLOAT; c'",
     ):
@@ -179,7 +180,8 @@ def test_the_same_content_has_the_same_identity(tmp_path: Path):
         ),
         (
             "input_fields { input_name: 'a' input_type: ARRAY_INT64 }",
-            "data_config.input_fields: column 'a' is list<item: int64>, which a CSV field cannot hold; declare it "
+            "data_config.input_fields: column 'a' is list<item: int64>, which a CSV field cannot "
+            "hold; declare it "
             "STRING and give the feature a separator",
         ),
     ],
@@ -209,7 +211,8 @@ def test_a_truncated_gzip_file(tmp_path: Path):
     with pytest.raises(DataError) as error:
         CsvReader(str(tmp_path / "a.csv.gz"), config())
     assert str(error.value) == (
-        "data: cannot read a.csv.gz (the file ends before its last gzip member does); it may be truncated: write it again"
+        "data: cannot read a.csv.gz (the file ends before its last gzip member does); it may be "
+        "truncated: write it again"
     )
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ def loader_threads() -> list[threading.Thread]:
 def test_rows_come_in_file_order(write_rows, open_loader):
     loader = open_loader(write_rows([120, 7, 75]), "batch_size: 32 num_workers: 2 label_fields: 'label'")
     batches = ids(loader)
-    assert sum(batches, []) == list(range(202))
+    assert list(chain.from_iterable(batches)) == list(range(202))
     assert [len(batch) for batch in batches] == [32] * 6 + [10]
     assert loader.num_rows == 202
     assert loader.num_batches == 7
@@ -42,12 +43,13 @@ def test_threads_do_not_change_what_is_delivered(write_rows, open_loader, in_ord
     path = write_rows([300, 111, 64])
     orders = {}
     for workers, shuffle in GRID:
-        text = f"batch_size: 16 num_workers: {workers} shuffle: {shuffle} shuffle_buffer_size: 4 in_order: {in_order}"
+        text = f"batch_size: 16 num_workers: {workers} shuffle: {shuffle} in_order: {in_order}"
+        text += " shuffle_buffer_size: 4"
         batches = ids(open_loader(path, text, seed=5), epoch=2)
         orders.setdefault(shuffle, []).append(batches if in_order else sorted(batches))
     assert orders[False][0] == orders[False][1] == orders[False][2]
     assert orders[True][0] == orders[True][1] == orders[True][2]
-    assert sorted(sum(orders[True][0], [])) == list(range(475))
+    assert sorted(chain.from_iterable(orders[True][0])) == list(range(475))
     assert orders[True][0] != orders[False][0]
 
 
@@ -65,7 +67,7 @@ def test_shuffle_mixes_rows_over_the_whole_buffer(write_rows, open_loader):
     # One row group, so that only the buffer of 8 batches can mix.
     path = write_rows([256], row_group_size=256)
     batches = ids(open_loader(path, "batch_size: 16 shuffle: true shuffle_buffer_size: 8 num_workers: 1"))
-    first_window = sum(batches[:8], [])
+    first_window = list(chain.from_iterable(batches[:8]))
     assert sorted(first_window) == list(range(128))
     assert all(max(batch) - min(batch) > 32 for batch in batches)
 
@@ -149,7 +151,7 @@ def test_batches_are_cut_by_cost(write_rows, open_loader, make_rows, shuffle, bu
     loader = open_loader(path, text)
     batches = ids(loader)
     cost = dict(enumerate(make_rows(300)["cost"].to_pylist()))
-    rows = sum(batches, [])
+    rows = list(chain.from_iterable(batches))
     assert sorted(rows) == list(range(300))
     assert loader.num_batches is None
     expected: list[list[int]] = [[]]
@@ -302,6 +304,6 @@ def test_every_row_comes_once_whatever_the_shape(
     text = f"batch_size: {batch} num_workers: {workers} shuffle: {shuffle} shuffle_buffer_size: {buffer}"
     batches = ids(open_loader(path, text))
     total = sum(sizes)
-    assert sorted(sum(batches, [])) == list(range(total))
+    assert sorted(chain.from_iterable(batches)) == list(range(total))
     assert all(len(rows) == batch for rows in batches[:-1])
     assert len(batches) == 1 or len(batches[-1]) >= 2

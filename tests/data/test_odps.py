@@ -108,7 +108,9 @@ def rows(start: int, count: int) -> pa.Table:
 
 
 def read_all(reader: OdpsReader, columns: list[str]) -> pa.Table:
-    return pa.concat_tables([block.table for item in reader.fragments for block in reader.read(item, columns)])
+    return pa.concat_tables(
+        [block.table for item in reader.fragments for block in reader.read(item, columns)]
+    )
 
 
 def test_addresses():
@@ -119,12 +121,16 @@ def test_addresses():
         "odps://p/tables/s.t/ds=2",
     ]
     assert parse_addresses("odps://p/tables/s.t")[0] == TableAddress("p", "t", "s", None)
-    with pytest.raises(DataError, match=r"^data: 'odps://p/t' is no table; write odps://project/tables/table"):
+    with pytest.raises(
+        DataError, match=r"^data: 'odps://p/t' is no table; write odps://project/tables/table"
+    ):
         parse_addresses("odps://p/t")
 
 
 def test_rows_of_partitions_come_in_order_with_the_columns_asked_for(service):
-    made = service({"odps://p/tables/t/ds=1": rows(0, 150_000), "odps://p/tables/t/ds=2": rows(150_000, 70_000)})
+    made = service(
+        {"odps://p/tables/t/ds=1": rows(0, 150_000), "odps://p/tables/t/ds=2": rows(150_000, 70_000)}
+    )
     reader = OdpsReader("odps://p/tables/t/ds=2&ds=1", config())
     assert reader.num_rows == 220_000
     assert [str(kind) for kind in reader.schemas[0].types] == ["int64", "string", "double"]
@@ -159,9 +165,14 @@ def test_identity_is_rows_and_time_of_change(service):
 def test_a_loader_over_a_table(service, open_loader):
     table = pa.table({"id": pa.array(range(50)), "cat": pa.array([i % 9 for i in range(50)])})
     service({"odps://p/tables/t": table})
-    features = "feature_configs { id_feature { feature_name: 'cat' expression: 'item:cat' embedding_dim: 4 num_buckets: 9 } }"
+    features = """
+    feature_configs { id_feature { feature_name: "cat" expression: "item:cat"
+  embedding_dim: 4 num_buckets: 9 } }
+    """
     loader = open_loader(
-        "odps://p/tables/t", "dataset_type: OdpsDataset batch_size: 20 num_workers: 2 shuffle: true", features=features
+        "odps://p/tables/t",
+        "dataset_type: OdpsDataset batch_size: 20 num_workers: 2 shuffle: true",
+        features=features,
     )
     ids = [i for _, carried in loader.epoch_with_rows() for i in carried["id"].to_pylist()]
     assert sorted(ids) == list(range(50))
@@ -169,13 +180,17 @@ def test_a_loader_over_a_table(service, open_loader):
 
 def test_unknown_compression(service):
     service({"odps://p/tables/t": rows(0, 10)})
-    with pytest.raises(ConfigError, match="data_config.odps_data_compression: there is no 'ZTSD'; did you mean 'ZSTD'?"):
+    with pytest.raises(
+        ConfigError, match=r"odps_data_compression: there is no 'ZTSD'; did you mean 'ZSTD'\?"
+    ):
         OdpsReader("odps://p/tables/t", config("odps_data_compression: 'ZTSD'"))
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "odps", None)
-    with pytest.raises(RecgradError, match=r"needs pyodps \(.*\); install it with pip install 'recgrad\[odps\]'"):
+    with pytest.raises(
+        RecgradError, match=r"needs pyodps \(.*\); install it with pip install 'recgrad\[odps\]'"
+    ):
         OdpsReader("odps://p/tables/t", config())
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,7 +90,7 @@ def test_windows_cover_the_epoch_and_end_where_batches_do(counts, batch, windows
     bounds = [plan.window(i) for i in range(plan.num_windows)]
     assert bounds[0][0] == 0
     assert bounds[-1][1] == plan.num_rows
-    assert all(a[1] == b[0] for a, b in zip(bounds, bounds[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(bounds))
     ends = set(np.cumsum(batches_of(plan)).tolist())
     assert {stop for _, stop in bounds} <= ends
     for i, (start, stop) in enumerate(bounds):

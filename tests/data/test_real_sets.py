@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +90,7 @@ def test_census_goes_on_in_the_middle_of_a_gzip_file(shared_data: Path):
         return [batch.origin.row.tolist() for batch in loader.epoch(0, position)]
 
     whole = ids(open_example("census_mmoe.config", path, training=True))
-    assert sorted(sum(whole, [])) == list(range(99_762))
+    assert sorted(chain.from_iterable(whole)) == list(range(99_762))
     loader = open_example("census_mmoe.config", path, training=True)
     batches = loader.epoch(0)
     for _ in range(60):

@@ -16,9 +16,12 @@ from recgrad.data.samplers.negative import draw_others
 from recgrad.errors import ConfigError, DataError
 
 FEATURES = """
-feature_configs { id_feature { feature_name: "user" expression: "user:user" embedding_dim: 4 hash_bucket_size: 50 } }
-feature_configs { id_feature { feature_name: "item" expression: "item:item" embedding_dim: 4 num_buckets: 100 } }
-feature_configs { id_feature { feature_name: "kind" expression: "item:kind" embedding_dim: 4 hash_bucket_size: 50 } }
+feature_configs { id_feature { feature_name: "user" expression: "user:user"
+  embedding_dim: 4 hash_bucket_size: 50 } }
+feature_configs { id_feature { feature_name: "item" expression: "item:item"
+  embedding_dim: 4 num_buckets: 100 } }
+feature_configs { id_feature { feature_name: "kind" expression: "item:kind"
+  embedding_dim: 4 hash_bucket_size: 50 } }
 feature_configs { raw_feature { feature_name: "price" expression: "item:price" } }
 """
 MODEL = "losses { softmax_cross_entropy {} }"
@@ -94,7 +97,8 @@ def two_towers(tmp_path: Path) -> tuple[str, str]:
 
 def sampler_text(path: str, extra: str = "num_sample: 64", fields: str = "item kind price") -> str:
     attrs = " ".join(f"attr_fields: '{name}'" for name in fields.split())
-    return f"batch_size: 16 num_workers: 2 negative_sampler {{ input_path: '{path}' {attrs} item_id_field: 'item' {extra} }}"
+    sampler = f"input_path: '{path}' {attrs} item_id_field: 'item' {extra}"
+    return f"batch_size: 16 num_workers: 2 negative_sampler {{ {sampler} }}"
 
 
 def test_negatives_are_encoded_items_outside_the_batch(two_towers, open_loader):

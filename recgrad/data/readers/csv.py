@@ -63,9 +63,11 @@ class CsvReader(Reader):
         super().check_columns(columns)
         for name in columns:
             if pa.types.is_null(self.schema.field(name).type):
+                file = self.files[self.first_file]
                 raise DataError(
-                    f"data: column '{name}' has no value in the first rows of {self.files[self.first_file]}, so its type "
-                    "is not known; give it in data_config.input_fields"
+                    f"data: column '{name}' has no value in the first rows of {file}, so its type is "
+                    "not known; "
+                    "give it in data_config.input_fields"
                 )
 
     def read(self, fragment: Fragment, columns: Sequence[str]) -> Iterator[Block]:

@@ -137,7 +137,9 @@ class OdpsReader(Reader):
 class _Session:
     """A read session: a snapshot of a table's rows that can be read by row number."""
 
-    def __init__(self, odps: Any, client: Any, name: str, partition: str | None, columns: tuple[str, ...]) -> None:
+    def __init__(
+        self, odps: Any, client: Any, name: str, partition: str | None, columns: tuple[str, ...]
+    ) -> None:
         api = odps.apis.storage_api
         self._api = api
         self._client = client
@@ -152,7 +154,9 @@ class _Session:
                 time.sleep(0.5)
                 response = client.get_read_session(api.SessionRequest(response.session_id))
         except (OSError, odps.errors.ODPSError) as error:
-            raise DataError(f"data: cannot read {name} ({error}); check the table and the rights on it") from error
+            raise DataError(
+                f"data: cannot read {name} ({error}); check the table and the rights on it"
+            ) from error
         self._id = response.session_id
         self._refreshed = time.monotonic()
         self.num_rows = int(response.record_count)
@@ -182,7 +186,9 @@ def open_table(address: TableAddress, quota: str) -> tuple[Any, Any]:
         table = entry.get_table(address.table, project=address.project, schema=address.schema)
         client = odps.apis.storage_api.StorageApiArrowClient(entry, table, quota_name=quota)
     except (OSError, odps.errors.ODPSError) as error:
-        raise DataError(f"data: cannot open {address} ({error}); check the endpoint and the account") from error
+        raise DataError(
+            f"data: cannot open {address} ({error}); check the endpoint and the account"
+        ) from error
     return table, client
 
 
@@ -196,7 +202,8 @@ def _connect(odps: Any, project: str) -> Any:
     entry = odps.ODPS.from_environments()
     if entry is None:
         raise RecgradError(
-            "data: no MaxCompute account is given; set ODPS_ENDPOINT and the variables of an account as pyodps "
+            "data: no MaxCompute account is given; set ODPS_ENDPOINT and the variables of an account "
+            "as pyodps "
             "documents them, or name a file with access_id, access_key and end_point in ODPS_CONFIG_FILE_PATH"
         )
     return entry
@@ -207,7 +214,9 @@ def _read_settings(path: str) -> dict[str, str]:
         with open(path, encoding="utf-8") as file:
             pairs = [line.strip().partition("=") for line in file if "=" in line]
     except OSError as error:
-        raise RecgradError(f"data: cannot read the file of ODPS_CONFIG_FILE_PATH, {path} ({error})") from error
+        raise RecgradError(
+            f"data: cannot read the file of ODPS_CONFIG_FILE_PATH, {path} ({error})"
+        ) from error
     settings = {key.strip(): value.strip() for key, _, value in pairs}
     missing = [name for name in ("access_id", "access_key", "end_point") if not settings.get(name)]
     if missing:
@@ -228,6 +237,7 @@ def _import_odps() -> Any:
         import odps.tunnel.io.types
     except ImportError as error:
         raise RecgradError(
-            f"data: reading MaxCompute tables needs pyodps ({error}); install it with pip install 'recgrad[odps]'"
+            f"data: reading MaxCompute tables needs pyodps ({error}); install it with pip install "
+            "'recgrad[odps]'"
         ) from error
     return odps

@@ -137,7 +137,8 @@ class Reader(ABC):
                 first = self.schema.field(name).type
                 if schema.field(name).type != first:
                     raise DataError(
-                        f"data: column '{name}' is {schema.field(name).type} in {self.files[file]} but {first} "
+                        f"data: column '{name}' is {schema.field(name).type} in {self.files[file]} "
+                        f"but {first} "
                         f"in {self.files[self.first_file]}; write both files with one type"
                     )
 

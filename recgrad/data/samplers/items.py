@@ -141,7 +141,8 @@ def _read_text(handle: pa.NativeFile, file: SourceFile, source: TableSource) -> 
     names = [part.partition(":")[0].strip() for part in header.split(delimiter)]
     if names[0] != "id" or not set(names) <= {"id", "weight", "attrs"} or len(set(names)) != len(names):
         raise DataError(
-            f"data: item table {file.name} must begin with a line such as 'id:int64⇥weight:float⇥attrs:string' "
+            f"data: item table {file.name} must begin with a line such as "
+            "'id:int64⇥weight:float⇥attrs:string' "
             f"with {delimiter!r} between the columns, got {header[:80]!r}"
         )
     kinds = dict(part.partition(":")[::2] for part in header.split(delimiter))
@@ -165,7 +166,8 @@ def _weights(table: pa.Table, source: TableSource) -> npt.NDArray[np.float64]:
     bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(bad):
         raise DataError(
-            f"data: item table '{source.path}' has weight {weights[bad[0]]} in row {bad[0]}; weights are 0 or more"
+            f"data: item table '{source.path}' has weight {weights[bad[0]]} in row {bad[0]}; weights "
+            "are 0 or more"
         )
     if not weights.sum() > 0:
         raise DataError(f"data: item table '{source.path}' has no item with a weight above 0")

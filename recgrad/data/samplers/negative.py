@@ -118,7 +118,8 @@ class NegativeSampler(Sampler):
         fault = faults.first()
         if fault is not None:
             raise DataError(
-                f"feature {fault.feature}: {fault.problem} (attribute '{fault.column}', row {rows[fault.row]} of "
+                f"feature {fault.feature}: {fault.problem} (attribute '{fault.column}', row "
+                f"{rows[fault.row]} of "
                 f"item table '{self.items.name}'); {fault.remedy}"
             )
         return Batch(
