@@ -289,7 +289,7 @@ def train(engine, optimizer, count, ids):
     out = engine(Ids(ids, torch.ones(count, dtype=torch.int32), [count], single=True)).pooled(["l"])
     out.backward(torch.ones_like(out))
     optimizer.step()
-torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)  # torch imports its compiler with the first optimizer
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)  # torch imports its compiler here
 clock = time.process_time if sys.argv[4] == "cpu" else time.perf_counter
 begin = clock()
 train(*build(1000, storage), 8, torch.arange(8))

@@ -350,3 +350,39 @@ def test_tables_are_not_parameters_of_the_module() -> None:
     engine = one_table()
     assert list(engine.parameters()) == []
     assert engine.state_dict() == {}
+
+
+@pytest.mark.parametrize("storage", ["PLAIN", "COMPACT"])
+@pytest.mark.parametrize("bags", [[], [[]], [[], []]])
+def test_batches_without_ids_update_nothing(storage: str, bags: list[list[int]]) -> None:
+    engine = one_table(storage=storage)
+    optimizer = Adam(engine, lr=0.1)
+    output = engine(ids_of([bags])).pooled(["l"])
+    assert output.tolist() == [[0.0] * 8] * len(bags)
+    output.sum().backward()
+    assert float(optimizer.grad_norm()) == 0.0
+    optimizer.step()
+    assert engine.memory()[0].rows == 0
+
+
+def test_many_ids_per_bag_sum_in_the_order_of_the_batch() -> None:
+    """Gradients that are read several times are copied together first; the sum is the same, bit for bit."""
+    rng = np.random.default_rng(0)
+    values = torch.from_numpy(rng.integers(0, 40, 400))
+    gradient = torch.from_numpy(rng.normal(size=(100, 8)).astype(np.float32))
+    results = []
+    for repeat in (1, 2):  # four ids a bag are copied; the same gradients in two passes of two ids are not
+        engine = one_table(init_fn="nn.init.zeros_")
+        optimizer = SGD(engine, lr=1.0)
+        parts = values.view(100, 4).chunk(repeat, dim=1)
+        for part in parts:
+            count = part.shape[1]
+            ids = Ids(part.reshape(-1), torch.full((100,), count, dtype=torch.int32), [100])
+            engine(ids).pooled(["l"]).backward(gradient)
+        optimizer.step()
+        results.append(engine.export_table("t")[1])
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-5)
+    exact = np.zeros((40, 8), np.float32)
+    for i, row in enumerate(values.tolist()):
+        exact[row] += gradient[i // 4].numpy()
+    np.testing.assert_array_equal(results[0], (-exact)[np.unique(values)] + 0.0)

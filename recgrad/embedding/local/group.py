@@ -29,6 +29,7 @@ from recgrad.embedding.local.parallel import launch, thread_count
 from recgrad.embedding.local.plan import (
     JOB_BAD,
     JOB_COLUMNS,
+    JOB_PACKED,
     JOB_ROWS,
     JOB_SCALED,
     JOB_SOURCE,
@@ -38,6 +39,7 @@ from recgrad.embedding.local.plan import (
     JOB_TASK,
     JOB_TASKS,
     OCCURRENCES_PER_TASK,
+    PACK_FROM,
 )
 from recgrad.embedding.local.simd import F32
 from recgrad.embedding.local.table import Table
@@ -138,16 +140,20 @@ class Source:
         return Source(self.order, lines, self.occurrences, scaled, self.keep)
 
 
+@dataclass(frozen=True)
 class Plan:
-    """Distinct rows and their gradients, of the tables of some jobs."""
+    """Distinct rows and their gradients, of the tables of some jobs; see `plan.py` for the arrays."""
 
-    def __init__(
-        self, jobs: Array, arrays: tuple[Array, ...], cuts: Array, task_jobs: Array, size: int
-    ) -> None:
-        self.jobs = jobs
-        self.rows, self.slots, self.ends, self.gradients, self.coefficients = arrays
-        self.cuts, self.task_jobs = cuts, task_jobs
-        self.size = size
+    jobs: Array
+    rows: Array
+    slots: Array
+    ends: Array
+    gradients: Array
+    coefficients: Array
+    cuts: Array
+    task_jobs: Array
+    size: int  # occurrences
+    packed: Array | None  # kept alive: `gradients` may point into it
 
 
 class DimGroup:
@@ -323,11 +329,12 @@ class DimGroup:
         starts = np.flatnonzero(np.diff(lines[:, TABLE], prepend=-1))
         counts = np.add.reduceat(occurrences, starts)
         jobs = self._jobs(lines, starts, counts)
+        packed = self._pack(jobs, np.add.reduceat(lines[:, BAGS], starts), counts)
         for table, count in zip(jobs[:, JOB_TABLE], counts, strict=True):
             self.tables[table].make_room(int(count))
         size = int(counts.sum())
         tasks = int(jobs[-1, JOB_TASKS])
-        arrays = tuple(np.empty(max(size, 1), np.int64) for _ in range(4))
+        rows, slots, ends, gradients = (np.empty(max(size, 1), np.int64) for _ in range(4))
         coefficients = np.empty(size if jobs[:, JOB_SCALED].any() else 1, np.float32)
         cuts = np.empty(tasks, np.int64)
         busiest = int(counts.max())
@@ -335,7 +342,8 @@ class DimGroup:
         launch(
             simple_kernel("recgrad.embedding.local.plan", "plan_tasks"),
             *(len(jobs), places, places.shape[1], numbers, numbers.shape[1]),
-            *(jobs, lines, self.matrix, *arrays, coefficients, cuts),
+            *(jobs, lines, self.matrix, rows, slots, ends, gradients, coefficients, cuts),
+            self.dim,
             tasks=len(jobs),
         )
         bad = np.flatnonzero(jobs[:, JOB_BAD])
@@ -345,7 +353,7 @@ class DimGroup:
                 "ids were changed between the forward pass and the update; they are outside the table now"
             )
         task_jobs = np.repeat(np.arange(len(jobs)), jobs[:, JOB_TASKS] - jobs[:, JOB_TASK])
-        return Plan(jobs, (*arrays, coefficients), cuts, task_jobs, size)
+        return Plan(jobs, rows, slots, ends, gradients, coefficients, cuts, task_jobs, size, packed)
 
     def _jobs(self, lines: Array, starts: Array, counts: Array) -> Array:
         jobs = np.zeros((len(starts), JOB_COLUMNS), np.int64)
@@ -360,6 +368,17 @@ class DimGroup:
         scaled = (lines[:, ID_WEIGHTS] != 0) | ((lines[:, MEAN] != 0) & (lines[:, OFFSETS] != 0))
         jobs[:, JOB_SCALED] = np.logical_or.reduceat(scaled, starts)
         return jobs
+
+    def _pack(self, jobs: Array, bags: Array, counts: Array) -> Array | None:
+        """Room for copies of gradients that are read several times each."""
+        worth = np.where(counts >= PACK_FROM * bags, bags, 0)
+        if not worth.any():
+            return None
+        room = np.empty((int(worth.sum()), self.dim), np.float32)
+        jobs[:, JOB_PACKED] = np.where(
+            worth > 0, _address(room) + 4 * self.dim * (np.cumsum(worth) - worth), 0
+        )
+        return room
 
     def _room(self, places: int, numbers: int) -> list[Array]:
         """Scratch memory of the plan, a line for each thread."""

@@ -33,6 +33,7 @@ RING = 512  # row addresses that are known ahead; a longer bag is summed in piec
 AHEAD = 32  # ids between finding a row's address and reading the row
 INDEX_AHEAD = 32  # ids between asking for an index entry and reading it
 SAMPLES_AHEAD = 2  # the same where samples are looked up one by one, all features of each
+BAGS_AHEAD = 8  # outputs lie a whole block's width apart: bags between asking for one and writing it
 BAGS_PER_TASK = 128
 TASK_COLUMNS = 5  # first lookup, last lookup, first bag, last bag, whether `_copy_rows` does it
 
@@ -183,6 +184,7 @@ def _pool_bags(
     known = begin
     for bag in range(first_bag, last_bag):
         end = bag + 1 if offsets == 0 else load_i64(offsets + 8 * (bag + 1))
+        simd.prefetch_to_write(out + BAGS_AHEAD * step)
         first = True
         length = end - begin
         while first or begin < end:

@@ -30,9 +30,11 @@ from recgrad.embedding.local.layout import (
     VECTORS,
 )
 from recgrad.embedding.local.parallel import FIRST, TASK, THREAD
+from recgrad.embedding.local.rows import copy
 from recgrad.embedding.local.simd import field, load_i32, load_i64, store_i32, store_i64
 
 OCCURRENCES_PER_TASK = 2048
+PACK_FROM = 3  # ids per bag from which a copy of the gradients pays: it spares address translation
 
 # One entry of work: a table and its slice of the plan's arrays.
 (
@@ -45,8 +47,9 @@ OCCURRENCES_PER_TASK = 2048
     JOB_SCALED,  # whether gradients have coefficients
     JOB_ROWS,  # result: the number of distinct rows
     JOB_BAD,  # result: 1 when an id is out of range
+    JOB_PACKED,  # address for a copy of its gradients, or 0
     JOB_COLUMNS,
-) = range(10)
+) = range(11)
 
 
 # The kernel's arguments: sizes, then addresses.
@@ -65,7 +68,8 @@ OCCURRENCES_PER_TASK = 2048
     GRADIENTS,  # result, int64 [occurrences]: addresses, row after row
     COEFFICIENTS,  # result, float32 [occurrences], where a job has them
     CUTS,  # result, int64: the first distinct row of each update task
-) = range(FIRST, FIRST + 14)
+    DIM,
+) = range(FIRST, FIRST + 15)
 
 _GOLDEN = -7046029254386353131
 
@@ -148,12 +152,19 @@ def _begin_lists(a: int, job: int, ends: int, distinct: int) -> None:
 
 
 @njit(nogil=True)
-def _place(source: int, numbers: int, ends: int, gradients: int) -> int:
+def _pack(source: int, packed: int, dim: int) -> None:
+    """Copy the gradients of a source side by side, for rows that will read each of them several times."""
+    vector, stride = field(source, VECTORS), field(source, VECTOR_STRIDE)
+    for bag in range(field(source, BAGS)):
+        copy(vector + bag * stride, packed + 4 * dim * bag, dim)
+
+
+@njit(nogil=True)
+def _place(source: int, vector: int, stride: int, numbers: int, ends: int, gradients: int) -> int:
     """Write each occurrence's gradient address into its row's list; returns where the next numbers are.
 
     `ends` holds where each row's list begins and is left at where it ends.
     """
-    vector, stride = field(source, VECTORS), field(source, VECTOR_STRIDE)
     offsets = field(source, OFFSETS)
     begin = 0 if offsets == 0 else load_i64(offsets)
     for bag in range(field(source, BAGS)):
@@ -170,9 +181,10 @@ def _place(source: int, numbers: int, ends: int, gradients: int) -> int:
 
 
 @njit(nogil=True)
-def _place_scaled(source: int, numbers: int, ends: int, gradients: int, coefficients: int) -> int:
+def _place_scaled(
+    source: int, vector: int, stride: int, numbers: int, ends: int, gradients: int, coefficients: int
+) -> int:
     """As `_place`, with coefficients: per-id weights, and 1/n for the mean of n ids."""
-    vector, stride = field(source, VECTORS), field(source, VECTOR_STRIDE)
     offsets, weights, mean = field(source, OFFSETS), field(source, ID_WEIGHTS), field(source, MEAN)
     begin = 0 if offsets == 0 else load_i64(offsets)
     for bag in range(field(source, BAGS)):
@@ -216,7 +228,7 @@ def plan_tasks(arguments: Any) -> None:
     thread = simd.fetch_add(a + 8 * THREAD, 1)
     places = field(a, PLACES) + 4 * thread * field(a, PLACE_COLUMNS)
     numbers = field(a, NUMBERS) + 4 * thread * field(a, NUMBER_COLUMNS)
-    sources, gradients = field(a, SOURCES), field(a, GRADIENTS)
+    sources, gradients, dim = field(a, SOURCES), field(a, GRADIENTS), field(a, DIM)
     while True:
         i = simd.fetch_add(a + 8 * TASK, 1)
         if i >= field(a, JOB_COUNT):
@@ -232,10 +244,16 @@ def plan_tasks(arguments: Any) -> None:
         store_i64(job + 8 * JOB_ROWS, distinct)
         _begin_lists(a, job, ends, distinct)
         at = numbers
+        packed = field(job, JOB_PACKED)
         for s in range(field(job, JOB_SOURCE), field(job, JOB_SOURCES)):
             source = sources + 8 * LOOKUP_COLUMNS * s
+            vector, stride = field(source, VECTORS), field(source, VECTOR_STRIDE)
+            if packed != 0:
+                _pack(source, packed, dim)
+                vector, stride = packed, 4 * dim
+                packed += 4 * dim * field(source, BAGS)
             if field(job, JOB_SCALED) != 0:
-                at = _place_scaled(source, at, ends, gradients, field(a, COEFFICIENTS))
+                at = _place_scaled(source, vector, stride, at, ends, gradients, field(a, COEFFICIENTS))
             else:
-                at = _place(source, at, ends, gradients)
+                at = _place(source, vector, stride, at, ends, gradients)
         _assign_slots(table, rows, field(a, SLOTS) + 8 * start, distinct)
