@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from recgrad.embedding.local.group import DimGroup, Inputs
+from recgrad.embedding.local.group import DimGroup
+from recgrad.embedding.local.inputs import Inputs
 from recgrad.embedding.local.table import Table, TableMemory
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import nearest

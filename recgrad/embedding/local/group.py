@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from recgrad.embedding.local.compile import rule_kernel, simple_kernel, stage_function
+from recgrad.embedding.local.inputs import Inputs, Result, address_of
 from recgrad.embedding.local.layout import (
     BAGS,
     ID_WEIGHTS,
@@ -26,6 +26,7 @@ from recgrad.embedding.local.layout import (
 )
 from recgrad.embedding.local.lookup import BAGS_PER_TASK, TASK_COLUMNS
 from recgrad.embedding.local.parallel import launch, thread_count
+from recgrad.embedding.local.pending import Plan, Source, only
 from recgrad.embedding.local.plan import (
     JOB_BAD,
     JOB_COLUMNS,
@@ -49,111 +50,6 @@ from recgrad.errors import DataError
 from recgrad.optim.sparse.optimizer import Update
 
 Array = npt.NDArray[Any]
-
-
-def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Ids as kernels read them: checked, and with the place of each bag."""
-
-    values: Array
-    offsets: Array | None  # int64 [bags + 1]; None when every bag holds one id
-    weights: Array | None
-    first_bags: Array  # int64 [keys + 1]: the first bag of each key
-
-    @staticmethod
-    def of(ids: Any, keys: Sequence[str], what: str) -> Inputs:
-        """Check the shapes of `ids` and find where bags begin."""
-        counts = np.array(ids.bag_counts, dtype=np.int64)
-        if len(counts) != len(keys):
-            raise ValueError(f"{what} must have {len(keys)} features ({', '.join(keys)}), got {len(counts)}")
-        if ids.values.dtype != torch.int64 or ids.values.device.type != "cpu":
-            raise ValueError(f"{what}.values must be int64 on the CPU, got {ids.values.dtype}")
-        first_bags = np.zeros(len(counts) + 1, np.int64)
-        np.cumsum(counts, out=first_bags[1:])
-        values = ids.values.contiguous().numpy()
-        weights = None
-        if ids.weights is not None:
-            weights = ids.weights.detach().to(torch.float32).contiguous().numpy()
-            if weights.shape != values.shape:
-                raise ValueError(
-                    f"{what} must have a weight for each id, got {weights.shape} for {values.shape}"
-                )
-        offsets = None if ids.single else _offsets(ids.lengths, what)
-        ends = int(first_bags[-1]) if offsets is None else int(offsets[-1])
-        if len(values) != ends or (offsets is not None and len(offsets) != first_bags[-1] + 1):
-            raise ValueError(f"{what}: lengths must add up to the {len(values)} ids and match bag_counts")
-        return Inputs(values, offsets, weights, first_bags)
-
-
-def _offsets(lengths: Tensor, what: str) -> Array:
-    counts = lengths.to(torch.int32).contiguous().numpy()
-    offsets = np.empty(len(counts) + 1, np.int64)
-    negative = np.zeros(1, np.int64)
-    kernel = simple_kernel("recgrad.embedding.local.transfer", "offsets_task")
-    launch(kernel, counts, len(counts), offsets, negative, tasks=1)
-    if negative[0]:
-        raise ValueError(f"{what}: lengths must not be negative, got {int(counts.min())}")
-    return offsets
-
-
-@dataclass
-class Result:
-    """The outputs of one forward pass for one dim, and what its backward needs."""
-
-    block: Tensor | None  # [rows, pooled lookups · dim]
-    sequences: dict[int, Tensor]  # [positions, dim] by column
-    lookups: Array  # [columns, LOOKUP_COLUMNS]; unused columns have BAGS −1
-    occurrences: Array  # ids of each column
-    inputs: tuple[Inputs | None, Inputs | None]  # kept alive: `lookups` holds addresses
-    dim: int
-
-    def output(self, first: int, last: int) -> Tensor:
-        """The outputs of columns first … last − 1 side by side."""
-        if first in self.sequences:
-            return self.sequences[first]
-        if self.block is None:
-            raise ValueError("this forward pass was given no ids for that lookup")
-        return self.block[:, first * self.dim : last * self.dim]
-
-
-@dataclass
-class Source:
-    """Gradients that wait for the update: lines of the lookup matrix that point to them."""
-
-    order: tuple[int, int]  # forward pass and place in it: the order of summation
-    lines: Array
-    occurrences: Array
-    gradient: Tensor
-    keep: Any  # what the addresses of ids point to
-
-    def times(self, factor: float) -> Source:
-        """The same with every gradient multiplied; the tensors that autograd gave stay as they are."""
-        scaled = (self.gradient * factor).contiguous()
-        lines = self.lines.copy()
-        lines[:, VECTORS] += scaled.data_ptr() - self.gradient.data_ptr()
-        lines[:, VECTOR_STRIDE] = scaled.stride(0) * 4
-        return Source(self.order, lines, self.occurrences, scaled, self.keep)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Distinct rows and their gradients, of the tables of some jobs; see `plan.py` for the arrays."""
-
-    jobs: Array
-    rows: Array
-    slots: Array
-    ends: Array
-    gradients: Array
-    coefficients: Array
-    cuts: Array
-    task_jobs: Array
-    size: int  # occurrences
-    packed: Array | None  # kept alive: `gradients` may point into it
 
 
 class DimGroup:
@@ -228,15 +124,15 @@ class DimGroup:
         first = inputs.first_bags[keys]
         last = inputs.first_bags[keys + 1]
         lines[:, BAGS] = last - first
-        weights = 0 if inputs.weights is None else _address(inputs.weights)
+        weights = 0 if inputs.weights is None else address_of(inputs.weights)
         if inputs.offsets is None:
             occurrences[:] = last - first
-            lines[:, IDS] = _address(inputs.values) + 8 * first
+            lines[:, IDS] = address_of(inputs.values) + 8 * first
             lines[:, ID_WEIGHTS] = weights + 4 * first if weights else 0
         else:
             occurrences[:] = inputs.offsets[last] - inputs.offsets[first]
-            lines[:, IDS] = _address(inputs.values)
-            lines[:, OFFSETS] = _address(inputs.offsets) + 8 * first
+            lines[:, IDS] = address_of(inputs.values)
+            lines[:, OFFSETS] = address_of(inputs.offsets) + 8 * first
             lines[:, ID_WEIGHTS] = weights
 
     def _run_lookup(self, lines: Array, tasks: Array, result: Result) -> None:
@@ -295,7 +191,7 @@ class DimGroup:
         """Drop the waiting gradients, of all tables or of some."""
         if names is not None:
             left = [i for i, table in enumerate(self.tables) if table.name not in names]
-            self.sources = [kept for kept in (_only(source, left) for source in self.sources) if kept]
+            self.sources = [kept for kept in (only(source, left) for source in self.sources) if kept]
         else:
             self.sources = []
 
@@ -303,14 +199,14 @@ class DimGroup:
         """Multiply the waiting gradients of some tables."""
         members = [i for i, table in enumerate(self.tables) if table.name in names]
         others = [i for i, table in enumerate(self.tables) if table.name not in names]
-        chosen = [_only(source, members) for source in self.sources]
-        kept = [_only(source, others) for source in self.sources]
+        chosen = [only(source, members) for source in self.sources]
+        kept = [only(source, others) for source in self.sources]
         self.sources = [s for s in kept if s] + [s.times(factor) for s in chosen if s]
 
     def finite(self, names: set[str]) -> bool:
         """Whether the waiting gradients of some tables are free of infinities and NaN."""
         members = [i for i, table in enumerate(self.tables) if table.name in names]
-        gradients = [s.gradient for s in (_only(source, members) for source in self.sources) if s]
+        gradients = [s.gradient for s in (only(source, members) for source in self.sources) if s]
         extremes = [torch.stack(torch.aminmax(g)) for g in gradients if g.numel()]
         return all(bool(torch.isfinite(extreme).all()) for extreme in extremes)
 
@@ -318,7 +214,7 @@ class DimGroup:
 
     def plan(self, members: Sequence[int]) -> Plan | None:
         """Find the distinct rows of these tables and where their gradients are."""
-        chosen = [_only(source, members) for source in sorted(self.sources, key=lambda s: s.order)]
+        chosen = [only(source, members) for source in sorted(self.sources, key=lambda s: s.order)]
         sources = [source for source in chosen if source is not None]
         if not sources:
             return None
@@ -376,7 +272,7 @@ class DimGroup:
             return None
         room = np.empty((int(worth.sum()), self.dim), np.float32)
         jobs[:, JOB_PACKED] = np.where(
-            worth > 0, _address(room) + 4 * self.dim * (np.cumsum(worth) - worth), 0
+            worth > 0, address_of(room) + 4 * self.dim * (np.cumsum(worth) - worth), 0
         )
         return room
 
@@ -462,7 +358,7 @@ class DimGroup:
         lines = np.zeros((len(plan.jobs), LOOKUP_COLUMNS), np.int64)
         first = np.cumsum(counts) - counts
         lines[:, TABLE] = plan.jobs[:, JOB_TABLE]
-        lines[:, IDS] = _address(rows) + 8 * first
+        lines[:, IDS] = address_of(rows) + 8 * first
         lines[:, BAGS] = counts
         lines[:, VECTORS] = packed.data_ptr() + 4 * self.dim * first
         lines[:, VECTOR_STRIDE] = 4 * self.dim
@@ -470,16 +366,6 @@ class DimGroup:
         self.clear(names)
         self.sources.append(Source((-1, 0), lines, counts.copy(), packed, rows))
         return packed
-
-
-def _only(source: Source, members: Sequence[int]) -> Source | None:
-    """The part of a source that belongs to some tables."""
-    mask = np.isin(source.lines[:, TABLE], members)
-    if mask.all():
-        return source
-    if not mask.any():
-        return None
-    return Source(source.order, source.lines[mask], source.occurrences[mask], source.gradient, source.keep)
 
 
 def _tasks(first: int, last: int, bags: int, per_task: int, simple: bool) -> Array:

@@ -16,7 +16,7 @@ from recgrad.errors import RecgradError
 
 HUGE_PAGE_BYTES = 2 << 20
 _NORESERVE = 0x4000  # MAP_NORESERVE on Linux: pages count against the limit when they are touched
-_ADVISE_HUGE, _ADVISE_DROP = 14, 4
+_ADVISE_HUGE = 14  # MADV_HUGEPAGE
 
 
 class Region:
@@ -55,10 +55,6 @@ class Region:
         buffer = (ctypes.c_char * size).from_address(self.address + offset)
         weakref.finalize(buffer, _release, self)
         return np.frombuffer(memoryview(buffer), dtype=dtype, count=count).reshape(shape)
-
-    def clear(self) -> None:
-        """Give all pages back; the memory reads as zero again."""
-        _advise(self.address, self.size, _ADVISE_DROP)
 
 
 def _release(region: Region) -> None:
