@@ -22,6 +22,7 @@ from recgrad.data.features.base import Feature
 from recgrad.data.order import EpochPlan, Segment, plan_epoch, skip_rows
 from recgrad.data.pipeline import Pipeline
 from recgrad.data.position import Position, identify
+from recgrad.data.readers.fields import field_types
 from recgrad.data.readers.reader import BLOCK_ROWS, READERS, Reader
 from recgrad.data.samplers.build import build_sampler
 from recgrad.data.targets import Targets, check_types, find_targets
@@ -304,6 +305,7 @@ def build_loader(
     needed += [sampler.item_id_field] if sampler else []
     columns = tuple(dict.fromkeys(needed))
     reader.check_columns(columns)
+    _check_declared(reader, data, columns)
     check_types(targets, reader.schema, reader.files[reader.first_file])
     unit_encoder = UnitEncoder(
         encoder=encoder,
@@ -319,6 +321,17 @@ def build_loader(
         pin=settings.pin,
     )
     return Loader(reader, unit_encoder, settings)
+
+
+def _check_declared(reader: Reader, data: DataConfig, columns: Sequence[str]) -> None:
+    """Raise a DataError when `input_fields` gives a column another type than the files do."""
+    for name, kind in field_types(data).items():
+        if kind is not None and name in columns and reader.schema.field(name).type != kind:
+            file = reader.files[reader.first_file]
+            raise DataError(
+                f"data: column '{name}' is {reader.schema.field(name).type} in {file}, but {kind} in "
+                "data_config.input_fields; correct it there, or leave the type out"
+            )
 
 
 def open_reader(input_path: str, data: DataConfig) -> Reader:
