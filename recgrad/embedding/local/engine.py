@@ -97,6 +97,7 @@ class LocalEngine(nn.Module):
         self.tables: dict[str, Table] = {spec.name: by_name[spec.name] for spec in tables}
         self._anchor = torch.empty(0, requires_grad=True)  # makes outputs part of the autograd graph
         self._forwards = 0
+        self._runs: dict[tuple[str, ...], list[tuple[int, int, int]]] = {}
 
     def forward(self, ids: IdsLike | None, sequences: IdsLike | None = None) -> Embedded:
         """Look up every lookup's bags.
@@ -136,6 +137,31 @@ class LocalEngine(nn.Module):
     def import_table(self, name: str, row_ids: Any, weights: Any) -> None:
         """Set rows of a table, for example what `export_table` gave."""
         self.table(name).write(np.asarray(row_ids, np.int64), np.asarray(weights, np.float32))
+
+    def group_of(self, name: str, sequence: bool) -> DimGroup:
+        """The tables of the dim that a lookup has."""
+        spec = self.lookups.get(name)
+        if spec is None or spec.sequence != sequence:
+            known = [key for key, spec in self.lookups.items() if spec.sequence == sequence]
+            kind = "sequence" if sequence else "pooled"
+            raise KeyError(f"no {kind} lookup '{name}'{nearest(name, known)}")
+        return self.groups[self.tables[spec.table].spec.dim]
+
+    def runs(self, names: tuple[str, ...]) -> list[tuple[int, int, int]]:
+        """Where these pooled outputs lie: (dim, first column, one past the last), neighbours together."""
+        if names not in self._runs:
+            if not names:
+                raise ValueError("pooled needs at least one lookup name, got none")
+            runs: list[tuple[int, int, int]] = []
+            for name in names:
+                group = self.group_of(name, sequence=False)
+                dim, column = group.dim, group.columns[name]
+                if runs and (runs[-1][0], runs[-1][2]) == (dim, column):
+                    runs[-1] = (dim, runs[-1][1], column + 1)
+                else:
+                    runs.append((dim, column, column + 1))
+            self._runs[names] = runs
+        return self._runs[names]
 
     # --- what optimizers ask for ---
 
@@ -224,32 +250,15 @@ class Embedded:
 
         A view where they lie side by side in one dim's block, else a copy.
         """
-        if not names:
-            raise ValueError("pooled needs at least one lookup name, got none")
-        runs: list[list[int]] = []  # dim, first column, one past the last
-        for name in names:
-            group = self._group(name, sequence=False)
-            column = group.columns[name]
-            if runs and runs[-1][0] == group.dim and runs[-1][2] == column:
-                runs[-1][2] += 1
-            else:
-                runs.append([group.dim, column, column + 1])
+        runs = self._engine.runs(tuple(names))
         parts = [self._take(dim, first, last) for dim, first, last in runs]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def sequence(self, name: str) -> Tensor:
         """The output of a sequence lookup, [positions, dim]."""
-        group = self._group(name, sequence=True)
+        group = self._engine.group_of(name, sequence=True)
         column = group.columns[name]
         return self._take(group.dim, column, column + 1)
-
-    def _group(self, name: str, sequence: bool) -> DimGroup:
-        lookups = self._engine.lookups
-        known = [key for key, spec in lookups.items() if spec.sequence == sequence]
-        if name not in known:
-            kind = "sequence" if sequence else "pooled"
-            raise KeyError(f"no {kind} lookup '{name}'{nearest(name, known)}")
-        return self._engine.groups[self._engine.table(lookups[name].table).spec.dim]
 
     def _take(self, dim: int, first: int, last: int) -> Tensor:
         group, result = self._engine.groups[dim], self._results[dim]

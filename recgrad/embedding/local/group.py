@@ -16,6 +16,7 @@ from recgrad.embedding.local.layout import (
     BAGS,
     ID_WEIGHTS,
     IDS,
+    INDEX,
     LOOKUP_COLUMNS,
     MEAN,
     OFFSETS,
@@ -68,7 +69,7 @@ class DimGroup:
         self.matrix = np.zeros((len(tables), TABLE_COLUMNS), np.int64)
         self.parameters = np.zeros((len(tables), 4), np.float64)
         self.tables = [
-            Table(spec, self.matrix[i], self.parameters[i], seed, engine) for i, spec in enumerate(tables)
+            Table(spec, i, self.matrix[i], self.parameters[i], seed, engine) for i, spec in enumerate(tables)
         ]
         position = {spec.name: i for i, spec in enumerate(tables)}
         ordered = [s for s in lookups if not s.sequence] + [s for s in lookups if s.sequence]
@@ -191,7 +192,9 @@ class DimGroup:
         """Drop the waiting gradients, of all tables or of some."""
         if names is not None:
             left = [i for i, table in enumerate(self.tables) if table.name not in names]
-            self.sources = [kept for kept in (only(source, left) for source in self.sources) if kept]
+            self.sources = [
+                kept for kept in (only(source, left, len(self.tables)) for source in self.sources) if kept
+            ]
         else:
             self.sources = []
 
@@ -199,14 +202,16 @@ class DimGroup:
         """Multiply the waiting gradients of some tables."""
         members = [i for i, table in enumerate(self.tables) if table.name in names]
         others = [i for i, table in enumerate(self.tables) if table.name not in names]
-        chosen = [only(source, members) for source in self.sources]
-        kept = [only(source, others) for source in self.sources]
+        chosen = [only(source, members, len(self.tables)) for source in self.sources]
+        kept = [only(source, others, len(self.tables)) for source in self.sources]
         self.sources = [s for s in kept if s] + [s.times(factor) for s in chosen if s]
 
     def finite(self, names: set[str]) -> bool:
         """Whether the waiting gradients of some tables are free of infinities and NaN."""
         members = [i for i, table in enumerate(self.tables) if table.name in names]
-        gradients = [s.gradient for s in (only(source, members) for source in self.sources) if s]
+        gradients = [
+            s.gradient for s in (only(source, members, len(self.tables)) for source in self.sources) if s
+        ]
         extremes = [torch.stack(torch.aminmax(g)) for g in gradients if g.numel()]
         return all(bool(torch.isfinite(extreme).all()) for extreme in extremes)
 
@@ -214,7 +219,9 @@ class DimGroup:
 
     def plan(self, members: Sequence[int]) -> Plan | None:
         """Find the distinct rows of these tables and where their gradients are."""
-        chosen = [only(source, members) for source in sorted(self.sources, key=lambda s: s.order)]
+        chosen = [
+            only(source, members, len(self.tables)) for source in sorted(self.sources, key=lambda s: s.order)
+        ]
         sources = [source for source in chosen if source is not None]
         if not sources:
             return None
@@ -226,8 +233,8 @@ class DimGroup:
         counts = np.add.reduceat(occurrences, starts)
         jobs = self._jobs(lines, starts, counts)
         packed = self._pack(jobs, np.add.reduceat(lines[:, BAGS], starts), counts)
-        for table, count in zip(jobs[:, JOB_TABLE], counts, strict=True):
-            self.tables[table].make_room(int(count))
+        for i in np.flatnonzero(self.matrix[jobs[:, JOB_TABLE], INDEX]):
+            self.tables[jobs[i, JOB_TABLE]].make_room(int(counts[i]))
         size = int(counts.sum())
         tasks = int(jobs[-1, JOB_TASKS])
         rows, slots, ends, gradients = (np.empty(max(size, 1), np.int64) for _ in range(4))
@@ -289,7 +296,7 @@ class DimGroup:
         """Apply one rule to the waiting gradients of these tables, which all have it."""
         if not updates:
             return
-        by_table = {int(i): u for u in updates for i, t in enumerate(self.tables) if t is u.table}
+        by_table = {u.table.position: u for u in updates}
         plan = self.plan(sorted(by_table))
         if plan is None or plan.size == 0:
             return

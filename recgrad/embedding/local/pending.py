@@ -34,9 +34,11 @@ class Source:
         return Source(self.order, lines, self.occurrences, scaled, self.keep)
 
 
-def only(source: Source, members: Sequence[int]) -> Source | None:
-    """The part of a source that belongs to some tables."""
-    mask = np.isin(source.lines[:, TABLE], members)
+def only(source: Source, members: Sequence[int], tables: int) -> Source | None:
+    """The part of a source that belongs to some of so many tables."""
+    member = np.zeros(tables, bool)
+    member[members] = True
+    mask = member[source.lines[:, TABLE]]
     if mask.all():
         return source
     if not mask.any():

@@ -73,15 +73,19 @@ class Table:
 
     Attributes:
         spec: what was asked for.
+        position: its line in the table matrix of its dim.
         numbers: the line of the table matrix that kernels read and write.
         parameters: of the initialiser.
         handle: an empty tensor that stands for the table in an optimizer's param_groups.
         engine: the engine that the table belongs to.
     """
 
-    def __init__(self, spec: TableSpec, numbers: Array, parameters: Array, seed: int, engine: Any) -> None:
+    def __init__(
+        self, spec: TableSpec, position: int, numbers: Array, parameters: Array, seed: int, engine: Any
+    ) -> None:
         self.spec = spec
         self.name = spec.name
+        self.position = position
         self.numbers = numbers
         self.parameters = parameters
         self.handle = torch.empty(0, requires_grad=spec.trainable)
