@@ -238,13 +238,13 @@ def _nothing_meets(place: Place, condition: Condition) -> list[int]:
     """Raise for a condition that no item meets, with the nearest value or field name."""
     name = ".".join(condition.path)
     found = [_look_up(item, condition.path) for item in place.value]
-    values = {str(pair[1]) for pair in found if pair is not None and isinstance(pair[1], str)}
+    values = dict.fromkeys(str(pair[1]) for pair in found if pair is not None and isinstance(pair[1], str))
     if not any(pair is not None for pair in found):
         names: set[str] = set()
         for item in list(place.value)[:100]:
             for holder in (item, *_chosen_members(item)):
                 names.update(holder.DESCRIPTOR.fields_by_name)
-        near = suggest(name, names - {name})
+        near = suggest(name, sorted(names - {name}))
         raise EditError(f"no item of {place.path} has a value '{name}'{near}")
     text = f"[{name}{condition.operator}{condition.value}]"
     raise EditError(f"no item of {place.path} meets {text}{suggest(condition.value, values)}")

@@ -222,7 +222,7 @@ UINT32 = "is not a whole number from 0 to 4294967295 (uint32)"
         (
             "feature_configs[feature_name=cat_3].id_feature.pooling",
             "x",
-            "no item of feature_configs meets [feature_name=cat_3]; did you mean 'cat_2'?",
+            "no item of feature_configs meets [feature_name=cat_3]; did you mean 'cat_1'?",
         ),
         (
             "feature_configs[featur_name=cat_1].id_feature.pooling",
