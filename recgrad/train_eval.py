@@ -1,4 +1,4 @@
-"""`python -m recgrad.train_eval`: the train command as TorchEasyRec's users type it, under torchrun or without."""
+"""`python -m recgrad.train_eval`: the train command as TorchEasyRec's users type it, also under torchrun."""
 
 from __future__ import annotations
 

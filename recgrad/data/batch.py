@@ -159,4 +159,4 @@ def _map(value: T, function: Any) -> T:
     elif hasattr(value, "__dataclass_fields__"):
         changed = {item.name: _map(getattr(value, item.name), function) for item in fields(value)}  # type: ignore[arg-type]
         result = replace(value, **changed)  # type: ignore[type-var]
-    return result  # type: ignore[no-any-return]
+    return result
