@@ -26,7 +26,17 @@ from recgrad.embedding.local.layout import (
     WEIGHTS,
 )
 from recgrad.embedding.local.parallel import FIRST, TASK
-from recgrad.embedding.local.rows import copy, generate, load1, load4, load8, load16, read, untouched
+from recgrad.embedding.local.rows import (
+    copy,
+    copy_wide,
+    generate,
+    load1,
+    load4,
+    load8,
+    load16,
+    read,
+    untouched,
+)
 from recgrad.embedding.local.simd import field, load_i64
 
 RING = 512  # row addresses that are known ahead; a longer bag is summed in pieces
@@ -146,6 +156,8 @@ def _copy_rows(a: int, first: int, last: int, first_bag: int, last_bag: int, err
                     simd.store_i64(error + 8, bag + 1)
             elif untouched(address, simd.F32):
                 generate(table, field(a, PARAMETERS) + 32 * field(lookup, TABLE), row, out, dim)
+            elif dim % 16 == 0:
+                copy_wide(address, out, dim)
             else:
                 copy(address, out, dim)
 

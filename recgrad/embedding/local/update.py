@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from recgrad.embedding.local import simd
-from recgrad.embedding.local.gather import sum_gradients, sum_scaled_gradients
+from recgrad.embedding.local.gather import sum_gradients, sum_scaled_gradients, sum_wide
 from recgrad.embedding.local.initializer import mix, row_stream
 from recgrad.embedding.local.layout import COUNT, INDEX, KEY, KIND, STRIDE, TABLE_COLUMNS, WEIGHTS
 from recgrad.embedding.local.parallel import FIRST, TASK
@@ -25,7 +25,7 @@ from recgrad.embedding.local.plan import (
     JOB_START,
     JOB_TABLE,
 )
-from recgrad.embedding.local.rows import copy, generate, read, untouched, write
+from recgrad.embedding.local.rows import copy, copy_wide, generate, mark_written, read, untouched, write
 from recgrad.embedding.local.simd import field, load1, load_i64
 
 GRADIENT_AHEAD = 16  # occurrences between asking for a gradient and reading it
@@ -168,7 +168,9 @@ def _sum_rows(a: int, job: int, first: int, rows: int, out: int, fetch: bool) ->
         while asked < stop:
             _prefetch_row(field(gradients, asked), 4 * dim)
             asked += 1
-        if plain:
+        if plain and dim % 16 == 0:
+            sum_wide(gradients, begin, end, dim, out)
+        elif plain:
             sum_gradients(gradients, begin, end, dim, out)
         else:
             sum_scaled_gradients(gradients, coefficients, limit, begin, end, dim, out)
@@ -186,6 +188,7 @@ def stage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int) 
     places = field(a, STATE_ADDRESSES) + 8 * job * max(count, 1)
     _sum_rows(a, job, first, rows, g, True)
     pitch = 4 * staged_rows(dim) * dim
+    wide = kind == simd.F32 and dim % 16 == 0
     new = 0
     target = w
     for r in range(rows):
@@ -195,10 +198,19 @@ def stage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int) 
             new += 1
             _begin(a, job, first + r, r, target, states)
         else:
-            read(row, kind, target, dim)
+            if wide:
+                copy_wide(row, target, dim)
+            else:
+                read(row, kind, target, dim)
             for k in range(count):
                 width = field(widths, k)
-                copy(field(places, k) + 4 * slot * width, states + k * pitch + 4 * r * width, width)
+                state, to = field(places, k) + 4 * slot * width, states + k * pitch + 4 * r * width
+                if width == 1:
+                    simd.store(to, load1(state))
+                elif wide:
+                    copy_wide(state, to, dim)
+                else:
+                    copy(state, to, width)
         target += 4 * dim
     if new > 0 and field(table, INDEX) == 0:
         simd.fetch_add(table + 8 * COUNT, new)
@@ -240,17 +252,27 @@ def unstage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int
     count, widths = field(a, STATES), field(a, STATE_WIDTHS)
     places = field(a, STATE_ADDRESSES) + 8 * job * max(count, 1)
     pitch = 4 * staged_rows(dim) * dim
+    wide = kind == simd.F32 and dim % 16 == 0
     source = w
     for r in range(rows):
         slot = field(slots, first + r)
-        stream = 0
-        if kind != simd.F32:
+        row = weights + slot * stride
+        if wide:
+            copy_wide(source, row, dim)
+            mark_written(row)
+        else:
             key = field(table, KEY) + field(field(a, STEPS), job)
             stream = row_stream(mix(key), field(field(a, ROW_NUMBERS), first + r))
-        write(source, weights + slot * stride, kind, dim, stream)
+            write(source, row, kind, dim, stream)
         for k in range(count):
             width = field(widths, k)
-            copy(states + k * pitch + 4 * r * width, field(places, k) + 4 * slot * width, width)
+            state, to = states + k * pitch + 4 * r * width, field(places, k) + 4 * slot * width
+            if width == 1:
+                simd.store(to, load1(state))
+            elif wide:
+                copy_wide(state, to, dim)
+            else:
+                copy(state, to, width)
         source += 4 * dim
 
 
