@@ -12,6 +12,7 @@ from recgrad.config.proto import model_pb2
 from recgrad.data.features.spec import FeatureSpec
 from recgrad.errors import ConfigError, Problem
 from recgrad.losses import build_loss
+from recgrad.losses.weighting import TaskWeighting
 from recgrad.models.base import MODELS, Model
 from recgrad.models.group_plan import EncoderSpec, FeatureGroup, SequenceGroup
 from recgrad.models.tasks import TaskSpec
@@ -182,15 +183,6 @@ def _tower_task(tower: Any) -> TaskSpec:
     where = f"task_towers[{tower.tower_name}]"
     if tower.losses and not tower.label_name:
         raise ConfigError(f"{where}.label_name: missing; a tower with losses needs a label")
-    given = to_kwargs(tower)
-    names = (
-        "weight",
-        "sample_weight_name",
-        "task_space_indicator_label",
-        "in_task_space_weight",
-        "out_task_space_weight",
-        "pareto_min_loss_weight",
-    )
     return TaskSpec(
         name=tower.tower_name,
         label_name=tower.label_name,
@@ -199,7 +191,7 @@ def _tower_task(tower: Any) -> TaskSpec:
         train_metrics=tuple(tower.train_metrics),
         num_class=tower.num_class,
         num_logits=_num_logits(where, tower.losses, tower.num_class),
-        **{name: given[name] for name in names if name in given},
+        weighting=TaskWeighting.from_config(tower),
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from recgrad.config.proto.loss_pb2 import LossConfig
 from recgrad.config.proto.metric_pb2 import MetricConfig, TrainMetricConfig
+from recgrad.losses.weighting import TaskWeighting
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,7 @@ class TaskSpec:
         train_metrics: metrics of training.
         num_class: classes; 1 for a single logit.
         num_logits: width of the output: num_class, or more when a loss needs more.
-        weight: factor of the task's loss.
-        sample_weight_name: the field of sample weights.
-        task_space_indicator_label: rows where this label is above 0 are in the task's space.
-        in_task_space_weight: factor of the loss of rows in the space.
-        out_task_space_weight: factor of the loss of the other rows.
-        pareto_min_loss_weight: least weight under Pareto weighting.
+        weighting: how it weighs its rows and itself.
         retrieval: logits [rows, 1 + negatives] are similarities with the true item in column 0, so
             the label is 0 for every row and `label_name` is not read.
     """
@@ -38,12 +34,7 @@ class TaskSpec:
     train_metrics: Sequence[TrainMetricConfig] = ()
     num_class: int = 1
     num_logits: int = 1
-    weight: float = 1.0
-    sample_weight_name: str | None = None
-    task_space_indicator_label: str | None = None
-    in_task_space_weight: float = 1.0
-    out_task_space_weight: float = 1.0
-    pareto_min_loss_weight: float = 0.0
+    weighting: TaskWeighting = field(default_factory=TaskWeighting)
     retrieval: bool = False
 
     @property

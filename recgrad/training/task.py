@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from recgrad.data.batch import Batch
 from recgrad.errors import ConfigError
 from recgrad.losses import Loss, build_loss
 from recgrad.losses.pareto import pareto_weights
-from recgrad.losses.weighting import TaskWeighting
 from recgrad.metrics import build_metric, build_train_metric
 from recgrad.models.base import Model
 from recgrad.models.tasks import TaskSpec
@@ -108,14 +108,10 @@ class Head(nn.Module):
     def __init__(self, spec: TaskSpec, sample_weight_fields: Sequence[str]) -> None:
         super().__init__()
         self.spec = spec
-        self.weighting = TaskWeighting(
-            weight=spec.weight,
-            sample_weight_name=spec.sample_weight_name or _only_field(spec, sample_weight_fields),
-            task_space_indicator_label=spec.task_space_indicator_label,
-            in_task_space_weight=spec.in_task_space_weight,
-            out_task_space_weight=spec.out_task_space_weight,
-            pareto_min_loss_weight=spec.pareto_min_loss_weight,
-        )
+        self.weighting = spec.weighting
+        if self.weighting.sample_weight_name is None and not spec.name and len(sample_weight_fields) == 1:
+            # A model of one task takes the one sample-weight field that the data has.
+            self.weighting = replace(self.weighting, sample_weight_name=sample_weight_fields[0])
         self.loss_terms = nn.ModuleList(build_loss(config) for config in spec.losses)
         self._sessions = [_session_name(config) for config in spec.losses]
         self.metrics = _named(spec, [build_metric(m, num_class=spec.num_class) for m in spec.metrics])
@@ -156,11 +152,6 @@ class Head(nn.Module):
                 metric.update(scores, labels, batch.keys[metric.grouping_key])
             else:
                 metric.update(scores, labels)
-
-
-def _only_field(spec: TaskSpec, fields: Sequence[str]) -> str | None:
-    """A model of one task takes the one sample-weight field that the data has."""
-    return fields[0] if len(fields) == 1 and not spec.name else None
 
 
 def _session_name(config: LossConfig) -> str | None:

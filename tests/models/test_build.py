@@ -55,7 +55,8 @@ def test_parameter_counts(name, build):
 
 
 def test_every_model_is_counted():
-    from recgrad.models.base import MODELS
+    from recgrad.losses.weighting import TaskWeighting
+from recgrad.models.base import MODELS
 
     assert set(COUNTS) == set(MODELS)
 
@@ -82,11 +83,16 @@ def test_task_towers_become_tasks(build, config_of):
     config.use_pareto_loss_weight = True
     model = build(config)
     ctr, cvr = model.tasks
-    assert (ctr.name, ctr.label_name, ctr.logits, ctr.weight) == ("ctr", "click", "logits_ctr", 1)
-    assert ctr.sample_weight_name is None
-    assert (cvr.weight, cvr.sample_weight_name, cvr.task_space_indicator_label) == (0.5, "w", "click")
-    assert (cvr.in_task_space_weight, cvr.out_task_space_weight) == (2, 0.1)
-    assert cvr.pareto_min_loss_weight == 0.2
+    assert (ctr.name, ctr.label_name, ctr.logits) == ("ctr", "click", "logits_ctr")
+    assert ctr.weighting == TaskWeighting()
+    assert cvr.weighting == TaskWeighting(
+        weight=0.5,
+        sample_weight_name="w",
+        task_space_indicator_label="click",
+        in_task_space_weight=2,
+        out_task_space_weight=0.1,
+        pareto_min_loss_weight=0.2,
+    )
     assert model.use_pareto_loss_weight
     assert not build("mmoe").use_pareto_loss_weight
 
