@@ -85,6 +85,7 @@ class DimGroup:
         )
         used = [self.tables[t] for t in self._fixed[: self.pooled, TABLE]]
         self._simple_rows = all(table.kind == F32 and not table.compact for table in used)
+        self._state_arrays: tuple[Any, tuple[Array, Array, Array], Any] | None = None
         self.sources: list[Source] = []
         self._scratch: list[Array] = [np.empty((0, 0), np.int32)] * 2
 
@@ -303,14 +304,23 @@ class DimGroup:
         ordered = [by_table[int(t)] for t in plan.jobs[:, JOB_TABLE]]
         settings = np.array([(u.limit, u.l2, u.decoupled) for u in ordered], np.float32)
         hyper = np.array([u.hyperparameters or (0.0,) for u in ordered], np.float32)
-        states = [list(u.table.states.values()) or [None] for u in ordered]
-        addresses = np.array(
-            [[0 if s is None else s.region.address for s in line] for line in states], np.int64
-        )
-        initials = np.array([[0 if s is None else s.initial for s in line] for line in states], np.float32)
-        widths = np.array([0 if s is None else s.width for s in states[0]], np.int64)
         kernel = rule_kernel(TEMPLATE, ordered[0].rule)
-        self._run_update(kernel, plan, settings, hyper, ordered, (addresses, initials, widths), None)
+        self._run_update(kernel, plan, settings, hyper, ordered, self._states(ordered), None)
+
+    def _states(self, ordered: Sequence[Update]) -> tuple[Array, Array, Array]:
+        """Addresses and initial values of the tables' states, and the states' widths."""
+        key = tuple(id(u.table.states) for u in ordered)
+        if self._state_arrays is None or self._state_arrays[0] != key:
+            lines = [list(u.table.states.values()) for u in ordered]
+            shape = (len(lines), max(len(lines[0]), 1))
+            addresses, initials = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+            for i, line in enumerate(lines):
+                addresses[i, : len(line)] = [state.region.address for state in line]
+                initials[i, : len(line)] = [state.initial for state in line]
+            widths = np.array([state.width for state in lines[0]] or [0], np.int64)
+            owners = [u.table.states for u in ordered]  # kept alive, so that no other gets its id
+            self._state_arrays = (key, (addresses, initials, widths), owners)
+        return self._state_arrays[1]
 
     def _run_update(
         self,

@@ -42,9 +42,8 @@ def launch(kernel: Any, *arguments: Argument, tasks: int) -> None:
         arguments: ints, and arrays, of which the kernel receives the address.
         tasks: how many tasks there are; no more threads than that are woken.
     """
-    packed = np.array(
-        [0, 0, *(a if isinstance(a, int) else a.__array_interface__["data"][0] for a in arguments)], np.int64
-    )
+    values = [a if isinstance(a, int) else a.__array_interface__["data"][0] for a in arguments]
+    packed = np.array([0, 0, *values], np.int64)
     address = packed.__array_interface__["data"][0]
     threads = min(thread_count(), tasks)
     if threads <= 1:

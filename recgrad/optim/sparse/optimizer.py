@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +21,7 @@ DECAY_MODES = ("NONE", "L2", "DECOUPLE")
 _RESERVED = "t"
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(NamedTuple):
     """How one table is to be updated: what an optimizer tells the engine.
 
     Attributes:
