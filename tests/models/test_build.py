@@ -13,6 +13,7 @@ from google.protobuf import text_format
 from recgrad.config.proto.model_pb2 import ModelConfig
 from recgrad.errors import ConfigError, RecgradError
 from recgrad.losses import build_loss
+from recgrad.losses.weighting import TaskWeighting
 
 
 def chain(*widths):
@@ -55,8 +56,7 @@ def test_parameter_counts(name, build):
 
 
 def test_every_model_is_counted():
-    from recgrad.losses.weighting import TaskWeighting
-from recgrad.models.base import MODELS
+    from recgrad.models.base import MODELS
 
     assert set(COUNTS) == set(MODELS)
 
