@@ -239,7 +239,7 @@ def test_a_row_in_two_shards_is_refused(tmp_path, make_table):
         ({"a": torch.ones(2).to_sparse()}, "a: tensors of torch.float32, torch.sparse_coo"),
         ({"a": {(1, 2): 3}}, "a: a key of type tuple"),
     ],
-    ids=str,
+    ids=["set", "object", "texts", "objects", "sparse", "tuple key"],
 )
 def test_values_that_cannot_be_stored_are_named(tmp_path, tree, message):
     with pytest.raises(CheckpointError, match=message):
