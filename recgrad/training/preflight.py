@@ -9,7 +9,10 @@ from typing import Any
 
 from recgrad.config import LegacyWarning, PipelineConfig, edit_config, load_with_locations
 from recgrad.config.check import Report, check_config
-from recgrad.errors import ConfigError, Problem, RecgradError
+from recgrad.data.check import check_data
+from recgrad.data.loader import build_loader
+from recgrad.errors import Problem, RecgradError
+from recgrad.training.assembly import features_of
 from recgrad.training.capabilities import available
 
 ConfigSource = str | Path | Mapping[str, Any] | PipelineConfig
@@ -42,12 +45,6 @@ def prepare_config(
     return config, check_config(config, locations=loaded.locations, available=available())
 
 
-def require_sound(report: Report) -> None:
-    """Raise all problems at once."""
-    if report.problems:
-        raise ConfigError(report.problems)
-
-
 def check_everything(
     source: ConfigSource,
     *,
@@ -63,16 +60,21 @@ def check_everything(
         train_input_path=train_input_path,
         eval_input_path=eval_input_path,
     )
-    if sample_rows and not report.problems:
-        report = Report(problems=_check_data(config, sample_rows), hints=report.hints)
-    return report
-
-
-def _check_data(config: PipelineConfig, sample_rows: int) -> list[Problem]:
-    from recgrad.data.check import check_data
-    from recgrad.training.assembly import features_of
-
+    if not sample_rows or report.problems:
+        return report
     try:
-        return check_data(config, features_of(config), sample_rows=sample_rows)
+        return _check_with_data(config, sample_rows, report)
     except RecgradError as error:
-        return [Problem("data", str(error))]
+        return Report([Problem("data", str(error))], report.hints)
+
+
+def _check_with_data(config: PipelineConfig, sample_rows: int, report: Report) -> Report:
+    """The report with what the data show: bad columns and rows, and hints that depend on their number."""
+    features = features_of(config)
+    problems = check_data(config, features, sample_rows=sample_rows)
+    if problems:
+        return Report(problems, report.hints)
+    loader = build_loader(config, config.train_input_path, features=features, training=True)
+    counted = check_config(config, available=available(), rows=loader.num_rows)
+    known = {hint.what for hint in report.hints}
+    return Report((), [*report.hints, *(hint for hint in counted.hints if hint.what not in known)])

@@ -26,7 +26,7 @@ from recgrad.training.capture import capture, load_dense_state, restore_tables, 
 from recgrad.training.checkpoint import CheckpointManager, read_checkpoint, resolve_checkpoint, restore
 from recgrad.training.evaluator import evaluate as evaluate_task
 from recgrad.training.hooks.console import describe_metrics
-from recgrad.training.preflight import ConfigSource, prepare_config, require_sound
+from recgrad.training.preflight import ConfigSource, prepare_config
 from recgrad.training.runtime import seed_everything
 from recgrad.training.signals import StopRequest
 from recgrad.training.state import TrainState
@@ -91,7 +91,7 @@ def train(
         model_dir=model_dir,
         fine_tune_checkpoint=fine_tune_checkpoint,
     )
-    require_sound(report)
+    report.raise_problems()
     for hint in report.hints:
         _log.warning("hint: %s", hint)
     folder = Path(effective.model_dir)
@@ -115,7 +115,9 @@ def evaluate(
     effective, task, features = load_trained(config, checkpoint_path, eval_input_path, edit_config_json)
     loader = build_loader(effective, effective.eval_input_path, features=features, training=False)
     settings = effective.eval_config
-    return evaluate_task(task, loader, num_steps=settings.num_steps)
+    return evaluate_task(
+        task, loader, num_steps=settings.num_steps, log_every_steps=settings.log_step_count_steps
+    )
 
 
 def load_trained(
@@ -128,7 +130,7 @@ def load_trained(
     effective, report = prepare_config(
         config, edit_config_json=edit_config_json, eval_input_path=eval_input_path
     )
-    require_sound(report)
+    report.raise_problems()
     features = features_of(effective)
     task = build_task(effective, features)
     snapshot = read_checkpoint(resolve_checkpoint(checkpoint_path or effective.model_dir))
@@ -152,7 +154,10 @@ def _run(
             return {}
         with evaluated_weights(training):
             metrics = evaluate_task(
-                training.task, training.eval_loader, num_steps=config.eval_config.num_steps
+                training.task,
+                training.eval_loader,
+                num_steps=config.eval_config.num_steps,
+                log_every_steps=config.eval_config.log_step_count_steps,
             )
         last_metrics.clear()
         last_metrics.update(metrics)
