@@ -8,6 +8,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 OUT ?= quickstart
 
+# Test workers share the cores: one thread each, and none that spins while it waits.
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
 .PHONY: quickstart test test-fast lint format proto bench clean help
 
 help:
@@ -24,10 +27,10 @@ quickstart: $(VENV)/.runtime
 	$(BIN)/recgrad quickstart --out $(OUT)
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(PYTEST)
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
+	$(PYTEST) -m "not slow"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

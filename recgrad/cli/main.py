@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 from collections.abc import Sequence
 
@@ -43,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(debug=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        text = (command.__doc__ or "").strip()
+        text = inspect.cleandoc(command.__doc__ or "")
         sub = commands.add_parser(
             name,
             help=text.partition("\n")[0],
