@@ -12,6 +12,7 @@ from recgrad.cli.run_flags import add_config_arguments, loaded_config
 
 if TYPE_CHECKING:
     from recgrad.cli.plots import Line, Panel
+    from recgrad.config import PipelineConfig
     from recgrad.optim.plan import PlannedPart
 
 MOST_POINTS = 2000
@@ -32,7 +33,7 @@ class ScheduleCommand(Command):
 
     The run's length is --steps, or the config's num_steps. Schedules that go by epoch need to
     know how many updates an epoch has: --steps-per-epoch, or --steps together with the config's
-    num_epochs. When every schedule goes by epoch, the config's num_epochs is enough.
+    num_epochs. Without any of them the rows of the training files are counted, not read.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -50,7 +51,10 @@ class ScheduleCommand(Command):
         from recgrad.optim.plan import plan_parts
 
         parts = plan_parts(config.train_config)
-        span = find_span(parts, config.train_config, args.steps, args.steps_per_epoch)
+        per_epoch = args.steps_per_epoch
+        if per_epoch is None and args.steps is None and not config.train_config.num_steps:
+            per_epoch = count_updates(config)
+        span = find_span(parts, config.train_config, args.steps, per_epoch)
         panels = build_panels(parts, span, log=args.log)
         for panel in panels:
             show_panel(panel)
@@ -59,6 +63,21 @@ class ScheduleCommand(Command):
             save_picture(panels, args.out)
             print(f"\nwrote {args.out}")
         return 0
+
+
+def count_updates(config: PipelineConfig) -> int | None:
+    """Updates in an epoch by the number of rows in the training files; None when they are not there."""
+    from recgrad.data.loader import build_loader
+    from recgrad.errors import RecgradError
+    from recgrad.training.assembly import features_of
+
+    try:
+        loader = build_loader(config, config.train_input_path, features=features_of(config), training=True)
+        batches = loader.num_batches
+    except RecgradError:
+        return None
+    accumulated = config.train_config.gradient_accumulation_steps or 1
+    return None if batches is None else max(-(-batches // accumulated), 1)
 
 
 def find_span(

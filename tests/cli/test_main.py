@@ -96,3 +96,15 @@ def test_synth_into_a_file_is_one_line_and_2(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "taken").write_text("")
     assert main(["synth", "--rows", "10", "--out", str(tmp_path / "taken")]) == 2
     assert "taken" in capsys.readouterr().err
+
+
+def test_schedule_counts_the_rows_where_the_config_says_epochs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["synth", "--rows", "5000", "--eval_rows", "500", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert main(["schedule", str(tmp_path / "deepfm.config")]) == 0
+    shown = capsys.readouterr().out
+    assert "sparse (LinearDecay)" in shown
+    # 5000 rows in batches of 1024 are 5 updates: the last starts after 4.
+    assert any(line.split() and line.split()[-1] == "4" for line in shown.splitlines())
