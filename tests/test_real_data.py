@@ -37,7 +37,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
     @cache
     def run(name: str, edits: str = "{}") -> dict[str, float]:
         model_dir = tmp_path_factory.mktemp(name)
-        arguments = ["train", f"examples/{name}.config", "--model-dir", str(model_dir)]
+        arguments = ["train", f"examples/{name}.config", "--num-threads", "1", "--model-dir", str(model_dir)]
         with pytest.MonkeyPatch.context() as patch:
             # The paths in the examples start at the project's root.
             patch.chdir(ROOT)
