@@ -7,6 +7,7 @@ import sys
 
 from recgrad.cli.command import COMMANDS, Command
 from recgrad.cli.run_flags import add_config_arguments, config_path
+from recgrad.errors import RecgradError
 
 
 @COMMANDS.register("check")
@@ -32,6 +33,8 @@ class Check(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         path = config_path(args, "check")
+        if args.sample_rows < 1:
+            raise RecgradError(f"recgrad check --sample_rows: must be at least 1, got {args.sample_rows}")
         from recgrad.training.preflight import check_everything
 
         report = check_everything(

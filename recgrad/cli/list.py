@@ -13,6 +13,8 @@ from recgrad.cli.command import COMMANDS, Command
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
 
+PIPE_WIDTH = 200
+
 KINDS = {
     "optimizers": ("dense_optimizer", "sparse_optimizer"),
     "schedules": ("schedule",),
@@ -51,6 +53,7 @@ class List(Command):
     def run(self, args: argparse.Namespace) -> int:
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
         entries = [entry for kind in KINDS[args.kind] for entry in list_kind(kind)]
         if args.name is not None:
@@ -61,12 +64,15 @@ class List(Command):
             if not entries:
                 raise RecgradError(f"recgrad list {args.kind}: no '{args.name}'{nearest(args.name, known)}")
         table = Table(title=f"{args.kind} ({len(entries)})", title_justify="left", show_lines=True)
-        for column in ("name", "kind", "what it does", "parameters (defaults)", "paper"):
+        table.add_column("name", no_wrap=True)
+        for column in ("kind", "what it does", "parameters (defaults)", "paper"):
             table.add_column(column, overflow="fold")
         for entry in entries:
             kind = entry.kind.partition("_")[0] if len(KINDS[args.kind]) > 1 else entry.kind
-            table.add_row(entry.name, kind, entry.summary, ", ".join(entry.parameters), entry.paper)
-        Console().print(table)
+            cells = (entry.name, kind, entry.summary, ", ".join(entry.parameters), entry.paper)
+            table.add_row(*map(Text, cells))  # as it is: [rows, 2] is no markup
+        console = Console()
+        Console(width=None if console.is_terminal else PIPE_WIDTH).print(table)
         return 0
 
 

@@ -46,7 +46,7 @@ class LrFind(Command):
         """Tests and plots."""
         path = config_path(args, "lr-find")
         from recgrad.cli.plots import save_picture, show_panel
-        from recgrad.training.preflight import prepare_config, require_sound
+        from recgrad.training.preflight import prepare_config
         from recgrad.training.runtime import keep_freed_memory, use_all_cores
 
         keep_freed_memory()
@@ -54,7 +54,7 @@ class LrFind(Command):
         config, report = prepare_config(
             path, edit_config_json=args.edit_config_json, train_input_path=args.train_input_path
         )
-        require_sound(report)
+        report.raise_problems()
         panels = []
         for half in HALVES if args.half == "both" else (args.half,):
             result = find_rate(config, half, start=args.start, end=args.end, steps=args.steps)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import logging
 import sys
+import warnings
 from collections.abc import Sequence
 
 from recgrad.cli.command import COMMANDS
@@ -19,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 2 for what the user can fix."""
     arguments = with_dashes(sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(arguments)
+    speak_plainly()
     try:
         return COMMANDS[args.command]().run(args)
     except RecgradError as error:
@@ -33,6 +36,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output (head, less) has gone; nobody is left to tell.
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if args.debug or error.strerror is None:
+            raise
+        print(f"{error.filename or args.command}: {error.strerror}", file=sys.stderr)
+        return EXIT_USER_ERROR
+
+
+class PlainLine(logging.Handler):
+    """A log message as a line on standard error, whatever that is now: a progress bar may stand in."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
+def speak_plainly() -> None:
+    """Show what Recgrad logs and warns of as plain lines on standard error."""
+    logger = logging.getLogger("recgrad")
+    logger.setLevel(logging.INFO)
+    if not logging.root.handlers and not logger.handlers:
+        logger.addHandler(PlainLine())
+    warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
 
 
 def build_parser() -> argparse.ArgumentParser:

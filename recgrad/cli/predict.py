@@ -36,7 +36,7 @@ class Predict(Command):
             input_path=args.predict_input_path,
             output_path=args.predict_output_path,
             checkpoint_path=args.checkpoint_path,
-            carry_columns=[name for name in args.reserved_columns.split(",") if name],
+            carry_columns=[name.strip() for name in args.reserved_columns.split(",") if name.strip()],
             edit_config_json=args.edit_config_json,
         )
         print(f"wrote {rows:,} predictions to {args.predict_output_path}")

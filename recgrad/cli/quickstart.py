@@ -29,7 +29,10 @@ class Quickstart(Command):
         if model_dir.exists():
             raise RecgradError(f"quickstart: {model_dir} exists; remove it or choose another --out")
         print(f"writing {args.rows:,} synthetic clicks to {folder} …", flush=True)
-        data = write_synth(folder, args.rows)
+        try:
+            data = write_synth(folder, args.rows)
+        except ValueError as error:
+            raise RecgradError(f"quickstart: {error}") from error
         print(f"training {folder / 'deepfm.config'} …", flush=True)
         keep_freed_memory()
         use_all_cores(args.num_threads)

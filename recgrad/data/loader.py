@@ -135,10 +135,13 @@ class Loader:
     def _deliveries(self, epoch: int, position: Position | None) -> Iterator[Delivery]:
         plan = self._plan(epoch)
         begin = self._check_position(epoch, position)
-        self.position = begin
+        here = begin  # this iterator's own: another one of the same loader may run in between
+        self.position = here
         if plan.num_rows == 0:
             if begin.batches < plan.num_batches:
-                yield self._deliver(self._nothing(plan), begin)
+                nothing = self._nothing(plan)
+                self.position = self._after(nothing, begin, 1)
+                yield nothing
             return
         self._say_joined(plan)
         start = begin.rows if self.settings.cost else plan.next_batch(begin.rows)
@@ -152,17 +155,14 @@ class Loader:
                     tally.note(encoded.skipped)
                 for delivery in encoded.deliveries:
                     tally.add(delivery.stop - delivery.start, delivery.bad_rows)
-                    if delivery.batch.size or self._encoder.keep_empty:
-                        yield self._deliver(delivery, self.position)
-                    else:
-                        self.position = self._after(delivery, self.position, 0)
+                    kept = bool(delivery.batch.size or self._encoder.keep_empty)
+                    here = self._after(delivery, here, int(kept))
+                    self.position = here
+                    if kept:
+                        yield delivery
             tally.finish()
         finally:
             pipeline.close()
-
-    def _deliver(self, delivery: Delivery, before: Position) -> Delivery:
-        self.position = self._after(delivery, before, 1)
-        return delivery
 
     def _after(self, delivery: Delivery, before: Position, batches: int) -> Position:
         """The position after a delivery."""

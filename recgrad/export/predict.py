@@ -32,7 +32,9 @@ def predict(
     target = Path(output_path)
     if target.suffix not in SUFFIXES:
         raise RecgradError(f"predict: output '{target}' must end with one of {', '.join(SUFFIXES)}")
-    effective, task, features = load_trained(config, checkpoint_path, edit_config_json=edit_config_json)
+    effective, task, features = load_trained(
+        config, checkpoint_path, edit_config_json=edit_config_json, exporting=True
+    )
     loader = build_loader(
         effective,
         input_path,

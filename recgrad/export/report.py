@@ -163,8 +163,8 @@ def _series(events: Sequence[Mapping[str, Any]], field: str) -> dict[str, Any]:
         names.pop("total")  # one term: its sum is the same line
     return {
         name: (
-            [event["step"] for event in events if name in event[field]],
-            [event[field][name] for event in events if name in event[field]],
+            [event["step"] for event in events if event[field].get(name) is not None],
+            [event[field][name] for event in events if event[field].get(name) is not None],
         )
         for name in names
     }
@@ -179,7 +179,9 @@ def _metrics_table(evaluations: Sequence[Mapping[str, Any]]) -> str:
     if not evaluations:
         return "<p>The run was not evaluated.</p>"
     metrics = evaluations[-1]["metrics"]
-    return _table((name, f"{metrics[name]:.6f}") for name in sorted(metrics))
+    return _table(
+        (name, "undefined" if metrics[name] is None else f"{metrics[name]:.6f}") for name in sorted(metrics)
+    )
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:

@@ -142,6 +142,11 @@ class Updater:
         return self._micro_batches == self.accumulation_steps - 1
 
     @property
+    def accumulating(self) -> bool:
+        """Whether micro-batches of an unfinished update are in."""
+        return self._micro_batches > 0
+
+    @property
     def uses_averaged_weights(self) -> bool:
         """Whether evaluation sees other weights than training."""
         return self.ema is not None or bool(self._averaging)

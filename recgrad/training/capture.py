@@ -16,6 +16,7 @@ from recgrad.training.averaged import evaluated_weights
 from recgrad.training.checkpoint import Snapshot, TableRows
 from recgrad.training.runtime import rng_state, set_rng_state
 from recgrad.training.state import TrainState
+from recgrad.training.task import Task
 
 
 def capture(training: Training, state: TrainState) -> Snapshot:
@@ -71,22 +72,61 @@ def capture_tables(engine: LocalEngine | None, optimizer: SparseOptimizer | None
     return tables
 
 
-def resume(snapshot: Snapshot, training: Training) -> TrainState:
-    """Put everything back as it was; the run goes on as if it had not stopped."""
+def resume(snapshot: Snapshot, training: Training, *, optimizers: bool = True) -> TrainState:
+    """Put everything back as it was; the run goes on as if it had not stopped.
+
+    Without `optimizers` their moments and accumulators begin anew; counts and schedules go on.
+    """
     tree: Any = snapshot.tree
     model = training.task.model
+    _check_tables(snapshot, local_engine(training.task))
     try:
-        load_dense_state(model, {**tree["model"], **tree["buffers"]})
-        training.updater.load_state_dict(tree["updater"])
+        load_dense_state(model, {**tree["model"], **tree["buffers"], **tree["updater"]["training_weights"]})
+        if optimizers:
+            training.updater.load_state_dict(tree["updater"])
+        else:
+            training.updater.num_updates = tree["updater"]["num_updates"]
+            training.updater.start_epoch(tree["updater"]["epoch"])
         training.task.load_train_metrics_state(tree["train_metrics"])
     except (KeyError, ValueError, RuntimeError) as error:
-        raise CheckpointError(
-            f"the checkpoint of step {snapshot.step} does not fit this config: {error}; "
-            "start from its weights alone with --fine_tune_checkpoint in a new model_dir"
-        ) from error
+        raise _misfit(snapshot, error) from error
+    if not optimizers:
+        restore_tables(snapshot, local_engine(training.task), None)
+        set_rng_state(tree["rng"])
+        return TrainState.from_tree(tree["state"])
     restore_tables(snapshot, local_engine(training.task), training.sparse_optimizer)
     set_rng_state(tree["rng"])
     return TrainState.from_tree(tree["state"])
+
+
+def load_weights(snapshot: Snapshot, task: Task, *, use_ema: bool) -> None:
+    """The weights that evaluation sees; with a moving average, that or the weights in training."""
+    tree: Any = snapshot.tree
+    state = dict(tree["model"])
+    if tree["updater"]["ema"] is not None:
+        state.update(tree["updater"]["ema"]["averages"] if use_ema else tree["updater"]["training_weights"])
+    try:
+        load_dense_state(task.model, state)
+    except (KeyError, ValueError) as error:
+        raise _misfit(snapshot, error) from error
+    restore_tables(snapshot, local_engine(task), None)
+
+
+def _misfit(snapshot: Snapshot, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint of step {snapshot.step} does not fit this config: {error}; "
+        "train from its weights alone with --fine_tune_checkpoint in a new model_dir"
+    )
+
+
+def _check_tables(snapshot: Snapshot, engine: LocalEngine | None) -> None:
+    """Refuse tables of another size: their ids may mean something else now."""
+    tables = {} if engine is None else engine.tables
+    for saved in snapshot.tables:
+        spec = tables[saved.name].spec if saved.name in tables else None
+        if spec is not None and (spec.num_rows, spec.dim) != (saved.num_rows, saved.dim):
+            sizes = f"table '{saved.name}' has {spec.num_rows} rows of {spec.dim}"
+            raise _misfit(snapshot, ValueError(f"{sizes}, the checkpoint's {saved.num_rows} of {saved.dim}"))
 
 
 def restore_tables(snapshot: Snapshot, engine: LocalEngine | None, optimizer: SparseOptimizer | None) -> None:

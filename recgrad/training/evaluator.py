@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Iterator
 from itertools import islice
 
@@ -11,6 +11,8 @@ import torch
 from recgrad.data.batch import Batch
 from recgrad.data.loader import Loader
 from recgrad.training.task import Task
+
+_log = logging.getLogger("recgrad.training")
 
 
 def evaluate(task: Task, loader: Loader, *, num_steps: int = 0, log_every_steps: int = 0) -> dict[str, float]:
@@ -26,7 +28,7 @@ def evaluate(task: Task, loader: Loader, *, num_steps: int = 0, log_every_steps:
             for number, batch in enumerate(_limited(loader, num_steps), 1):
                 task.update_metrics(task(batch), batch)
                 if log_every_steps and number % log_every_steps == 0:
-                    print(f"evaluated {number} batches", file=sys.stderr, flush=True)
+                    _log.info("evaluated %d batches", number)
         return task.compute_metrics()
     finally:
         task.train(was_training)

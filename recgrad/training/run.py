@@ -22,7 +22,7 @@ from recgrad.training.assembly import (
     run_length,
 )
 from recgrad.training.averaged import evaluated_weights
-from recgrad.training.capture import capture, load_dense_state, restore_tables, resume
+from recgrad.training.capture import capture, load_weights, resume
 from recgrad.training.checkpoint import CheckpointManager, read_checkpoint, resolve_checkpoint, restore
 from recgrad.training.evaluator import evaluate as evaluate_task
 from recgrad.training.hooks.console import describe_metrics
@@ -63,8 +63,7 @@ class TrainResult:
 
     def describe(self) -> str:
         """The last lines on the terminal."""
-        lines = [self.stopped] if self.stopped else []
-        lines.append(f"{self.step:,} steps, {self.samples_per_sec:,.0f} samples/s, model in {self.model_dir}")
+        lines = [f"{self.step:,} steps, {self.samples_per_sec:,.0f} samples/s, model in {self.model_dir}"]
         if self.metrics:
             lines.append(describe_metrics(self.metrics))
         return "\n".join(lines + ([self.hint] if self.hint else []))
@@ -99,8 +98,8 @@ def train(
     start_from = _check_model_dir(folder, checkpoints, continue_train)
     seed_everything(effective.train_config.seed)
     training = build_training(effective)
-    _write_effective_config(effective, folder)
     state = _starting_state(training, effective, start_from, ignore_restore_optimizer)
+    _write_effective_config(effective, folder)
     return _run(effective, training, state, checkpoints, folder)
 
 
@@ -112,7 +111,9 @@ def evaluate(
     edit_config_json: str | Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
     """The metrics of a checkpoint, the newest of the config's model_dir by default."""
-    effective, task, features = load_trained(config, checkpoint_path, eval_input_path, edit_config_json)
+    effective, task, features = load_trained(
+        config, checkpoint_path, eval_input_path=eval_input_path, edit_config_json=edit_config_json
+    )
     loader = build_loader(effective, effective.eval_input_path, features=features, training=False)
     settings = effective.eval_config
     return evaluate_task(
@@ -123,21 +124,44 @@ def evaluate(
 def load_trained(
     config: ConfigSource,
     checkpoint_path: str | Path | None,
+    *,
     eval_input_path: str | None = None,
     edit_config_json: str | Mapping[str, Any] | None = None,
+    exporting: bool = False,
 ) -> tuple[PipelineConfig, Task, list[Any]]:
-    """A task with the weights of a checkpoint, for evaluation and prediction."""
+    """A task with the weights of a checkpoint, for evaluation and prediction.
+
+    The checkpoint is the one named, or of the config's model_dir the best where the config
+    keeps one (exporter_type best), else the newest. `exporting` goes by
+    export_config.use_dense_ema where it is set, instead of eval_config's.
+    """
     effective, report = prepare_config(
         config, edit_config_json=edit_config_json, eval_input_path=eval_input_path
     )
     report.raise_problems()
     features = features_of(effective)
     task = build_task(effective, features)
-    snapshot = read_checkpoint(resolve_checkpoint(checkpoint_path or effective.model_dir))
-    load_dense_state(task.model, snapshot.tree["model"])
-    restore_tables(snapshot, local_engine(task), None)
+    path = resolve_checkpoint(checkpoint_path) if checkpoint_path else _chosen_checkpoint(effective)
+    load_weights(read_checkpoint(path), task, use_ema=_uses_ema(effective, exporting))
     task.eval()
     return effective, task, features
+
+
+def _chosen_checkpoint(config: PipelineConfig) -> Path:
+    """The best checkpoint of the model_dir where the config keeps one, else the newest."""
+    if config.export_config.exporter_type == "best":
+        checkpoints = CheckpointManager(config.model_dir)
+        best = checkpoints.best()
+        if best is not None:
+            _log.info("using the best checkpoint, of step %d", best)
+            return checkpoints.path(best)
+    return resolve_checkpoint(config.model_dir)
+
+
+def _uses_ema(config: PipelineConfig, exporting: bool) -> bool:
+    if exporting and config.export_config.HasField("use_dense_ema"):
+        return config.export_config.use_dense_ema
+    return config.eval_config.use_dense_ema if config.eval_config.HasField("use_dense_ema") else True
 
 
 def _run(
@@ -150,8 +174,7 @@ def _run(
     last_metrics: dict[str, float] = {}
 
     def evaluate_now(trainer: Trainer) -> Mapping[str, float]:
-        if training.eval_loader is None:
-            return {}
+        assert training.eval_loader is not None
         with evaluated_weights(training):
             metrics = evaluate_task(
                 training.task,
@@ -179,7 +202,7 @@ def _run(
             state=state,
             stop=stop,
             skip_non_finite=config.train_config.on_nan == config.train_config.SKIP,
-            evaluate=evaluate_now,
+            evaluate=None if training.eval_loader is None else evaluate_now,
             save=save_now,
         )
         trainer.run()
@@ -203,6 +226,8 @@ def _check_model_dir(folder: Path, checkpoints: CheckpointManager, continue_trai
     """The checkpoint to go on from, or None for a fresh start."""
     if continue_train:
         return checkpoints.latest()
+    if folder.exists() and not folder.is_dir():
+        raise RecgradError(f"model_dir {folder} is a file; choose another --model_dir")
     if folder.exists() and any(folder.iterdir()):
         raise RecgradError(
             f"model_dir {folder} is not empty; go on with what is there (--continue_train), "
@@ -214,9 +239,9 @@ def _check_model_dir(folder: Path, checkpoints: CheckpointManager, continue_trai
 def _starting_state(
     training: Training, config: PipelineConfig, start_from: Path | None, ignore_optimizer: bool
 ) -> TrainState:
-    if start_from is not None and not ignore_optimizer:
-        return resume(read_checkpoint(start_from), training)
-    source = start_from or config.train_config.fine_tune_checkpoint
+    if start_from is not None:
+        return resume(read_checkpoint(start_from, verify=False), training, optimizers=not ignore_optimizer)
+    source = config.train_config.fine_tune_checkpoint
     if source:
         param_map = config.train_config.fine_tune_ckpt_param_map
         report = restore(
@@ -228,7 +253,7 @@ def _starting_state(
             param_map=Path(param_map) if param_map else None,
             ignore_optimizer=ignore_optimizer,
         )
-        print(report)
+        _log.info("%s", report)
     return TrainState()
 
 
@@ -242,8 +267,8 @@ def _write_effective_config(config: PipelineConfig, folder: Path) -> None:
 
 
 def _refuse_many_processes() -> None:
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes > 1:
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes != "1":
         raise RecgradError(
             f"torchrun started {processes} processes; training with more than one is not supported yet, "
             "use --nproc-per-node=1"

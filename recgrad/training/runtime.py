@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from recgrad.errors import RecgradError
+
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
 KEEP_BYTES = 2**31 - 1
@@ -26,11 +28,20 @@ def use_all_cores(num_threads: int | None = None) -> int:
     """
     import numba
 
-    threads = num_threads or len(os.sched_getaffinity(0))
+    if num_threads is not None and num_threads < 1:
+        raise RecgradError(f"--num_threads: must be at least 1, got {num_threads}")
+    threads = num_threads or available_cores()
     torch.set_num_threads(threads)
     settings: Any = numba.config
     numba.set_num_threads(min(threads, settings.NUMBA_NUM_THREADS))
     return threads
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def keep_freed_memory() -> bool:

@@ -109,8 +109,8 @@ class Head(nn.Module):
         super().__init__()
         self.spec = spec
         self.weighting = spec.weighting
-        if self.weighting.sample_weight_name is None and not spec.name and len(sample_weight_fields) == 1:
-            # A model of one task takes the one sample-weight field that the data has.
+        if self.weighting.sample_weight_name is None and not spec.name and sample_weight_fields:
+            # A model of one task takes the first sample-weight field of the data.
             self.weighting = replace(self.weighting, sample_weight_name=sample_weight_fields[0])
         self.loss_terms = nn.ModuleList(build_loss(config) for config in spec.losses)
         self._sessions = [_session_name(config) for config in spec.losses]
@@ -130,10 +130,21 @@ class Head(nn.Module):
 
     def predictions(self, outputs: Outputs) -> Iterator[tuple[str, Tensor]]:
         """The prediction by the name that users see."""
+        if self.spec.retrieval:
+            # The own item; the other columns are negatives, which only training and metrics need.
+            yield f"similarity{self.spec.suffix}", outputs[self.spec.logits][:, 0]
+            return
+        name = "y" if self._loss.config_name == "l2_loss" else "probs"
+        yield f"{name}{self.spec.suffix}", self._scores(outputs)
+
+    @property
+    def _loss(self) -> Loss:
         loss = self.loss_terms[0]
         assert isinstance(loss, Loss)
-        name = "y" if loss.config_name == "l2_loss" else "probs"
-        yield f"{name}{self.spec.suffix}", loss.predict(outputs[self.spec.logits])
+        return loss
+
+    def _scores(self, outputs: Outputs) -> Tensor:
+        return self._loss.predict(outputs[self.spec.logits])
 
     def labels(self, batch: Batch) -> Tensor:
         """The label of each row; the first column is the true item of retrieval models."""
@@ -145,8 +156,7 @@ class Head(nn.Module):
         """Add a batch to some of this head's metrics."""
         if not metrics:
             return
-        (_, scores), *_ = self.predictions(outputs)
-        scores, labels = scores.detach(), self.labels(batch)
+        scores, labels = self._scores(outputs).detach(), self.labels(batch)
         for metric in metrics.values():
             if metric.needs_key:
                 metric.update(scores, labels, batch.keys[metric.grouping_key])

@@ -15,13 +15,18 @@ from torch import Tensor
 from recgrad.data.batch import Batch
 from recgrad.data.loader import Loader, Position
 from recgrad.errors import RecgradError
-from recgrad.optim.updater import Updater
+from recgrad.optim.updater import StepResult, Updater
 from recgrad.training.hooks.base import Hook, StepReport
 from recgrad.training.signals import StopRequest
 from recgrad.training.state import TrainState
 from recgrad.training.task import Task
 
 REMEMBERED_NORMS = 5
+MOST_SKIPPED = 100
+REMEDY = (
+    "lower the learning rate, clip gradients (train_config.grad_clipping), or skip such batches "
+    "(train_config.on_nan: SKIP)"
+)
 
 
 class NumericalError(RecgradError):
@@ -77,6 +82,7 @@ class Trainer:
         self.samples_here = 0  # rows trained on by this process
         self._recent_norms: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_NORMS)
         self._pending = _Pending()
+        self._skipped_in_a_row = 0
 
     def run(self) -> TrainState:
         """Train until the length is reached, a hook ends the run, or a signal asks to stop."""
@@ -122,15 +128,19 @@ class Trainer:
         self.updater.start_epoch(self.state.epoch)
         self.task.train()
         for batch in self._timed(self.loader.epoch(self.state.epoch, position)):
-            if self._train_batch(batch):
-                self.state.position = self.loader.position.to_json()
-                self._call("after_step", self._report())
-                self.task.train()
-            if self.finished:
+            consumed = self.loader.position.to_json()
+            updated = self._train_batch(batch)
+            if not self.updater.accumulating:
+                self.state.position = consumed
+            if updated:
+                self._after_update()
+            # A signal waits for the update to be whole: half of one cannot be saved.
+            if self.finished and not self.updater.accumulating:
                 return
-        if self.updater.flush():
-            self._finish_update()
-            self._call("after_step", self._report())
+        if self.updater.accumulating:
+            self.state.position = consumed
+            if self._note(self.updater.flush()):
+                self._after_update()
         self.state.position = None
         self.state.epoch += 1
         self._call("after_epoch")
@@ -147,31 +157,53 @@ class Trainer:
         self.updater.backward(losses["total"])
         self.task.update_train_metrics(outputs, batch)
         self._pending.add(batch.size, values)
-        result = self.updater.step()
+        return self._note(self.updater.step(), batch)
+
+    def _note(self, result: StepResult, batch: Batch | None = None) -> bool:
+        """Take what the updater did into the state; True when it made an update."""
         if result.grad_norm is not None:
             self._recent_norms.append((self.state.step + 1, float(result.grad_norm)))
         self._pending.grad_norm = result.grad_norm
         self._pending.rates = result.rates
         if result.skipped:
-            self.state.skipped += 1
+            # A loss scaler looks for its scale by overflowing; without one this is trouble.
+            if self.updater.grad_scaler is None and not self.skip_non_finite:
+                where = "" if batch is None else f"; rows {_describe_origin(batch)}"
+                raise NumericalError(
+                    f"step {self.state.step + 1}: a gradient is not finite while the loss is{where}. "
+                    f"The last checkpoint is intact; {REMEDY}"
+                )
+            self._skip()
+            self._pending = _Pending()  # its rows were not learned
         if result.updated:
-            self._finish_update()
+            self._skipped_in_a_row = 0
+            self.state.step += 1
+            self.state.samples += self._pending.samples
         return result.updated
 
-    def _finish_update(self) -> None:
-        self.state.step += 1
-        self.state.samples += self._pending.samples
+    def _after_update(self) -> None:
+        self._call("after_step", self._report())
+        self.task.train()
+
+    def _skip(self) -> None:
+        """Count an update or batch that was left out; too many in a row will not get better."""
+        self.state.skipped += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row >= MOST_SKIPPED:
+            raise NumericalError(
+                f"step {self.state.step + 1}: {MOST_SKIPPED} updates in a row were not finite; the weights "
+                f"are beyond repair. The last checkpoint is intact; {REMEDY}"
+            )
 
     def _meet_non_finite(self, batch: Batch, values: Mapping[str, float]) -> None:
         if self.skip_non_finite:
-            self.state.skipped += 1
+            self._skip()
             return
         terms = ", ".join(f"{name} {value:g}" for name, value in values.items())
         norms = ", ".join(f"{norm:.4g} at step {step}" for step, norm in self._recent_norms) or "none yet"
         raise NumericalError(
             f"step {self.state.step + 1}: the loss is not finite ({terms}); rows {_describe_origin(batch)}; "
-            f"gradient norms before: {norms}. The last checkpoint is intact; lower the learning rate, "
-            "clip gradients (train_config.grad_clipping), or skip such batches (train_config.on_nan: SKIP)"
+            f"gradient norms before: {norms}. The last checkpoint is intact; {REMEDY}"
         )
 
     def _report(self) -> StepReport:

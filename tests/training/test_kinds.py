@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from google.protobuf import text_format
@@ -105,7 +106,7 @@ def test_sequences_reach_the_model(config: PipelineConfig) -> None:
     assert len(shared.row_ids) > shown  # rows of the sequence were trained in the shared table
 
 
-def test_two_towers_with_in_batch_negatives(config: PipelineConfig) -> None:
+def test_two_towers_with_in_batch_negatives(config: PipelineConfig, tmp_path: Path, clicks: Path) -> None:
     with_model(config, "")
     del config.model_config.feature_groups[:]
     text_format.Parse(
@@ -123,6 +124,12 @@ def test_two_towers_with_in_batch_negatives(config: PipelineConfig) -> None:
     )
     result = recgrad.train(config)
     assert 0 <= result.metrics["recall@5"] <= 1
+    source = pq.read_table(clicks / "eval.parquet").slice(0, 700)  # two batches, of 512 and 188 rows
+    pq.write_table(source, tmp_path / "in.parquet")
+    recgrad.predict(config, input_path=str(tmp_path / "in.parquet"), output_path=tmp_path / "p.parquet")
+    similarity = pq.read_table(tmp_path / "p.parquet")["similarity"].to_numpy()
+    assert len(similarity) == 700
+    assert np.abs(similarity).max() <= 1 / 0.1 + 1e-4  # cosines over the temperature
 
 
 def test_regression_predicts_values(config: PipelineConfig, tmp_path: Path, clicks: Path) -> None:
@@ -148,14 +155,15 @@ def test_frozen_tables_stay_as_they_were_drawn_and_resume(config: PipelineConfig
 
 
 def test_fine_tuning_starts_from_the_weights_of_another_run(
-    config: PipelineConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: PipelineConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "recgrad")
     first = recgrad.train(config, model_dir=tmp_path / "first")
     config.train_config.sparse_optimizer.adam_optimizer.lr = 0
     config.train_config.dense_optimizer.adam_optimizer.lr = 0
     tuned = recgrad.train(config, model_dir=tmp_path / "tuned", fine_tune_checkpoint=str(tmp_path / "first"))
     assert tuned.metrics == first.metrics  # with rates of 0 nothing moves
-    assert "restored" in capsys.readouterr().out
+    assert "restored" in caplog.text
 
 
 @pytest.mark.slow

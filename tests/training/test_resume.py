@@ -20,6 +20,7 @@ from google.protobuf import text_format
 
 import recgrad
 from recgrad.config import PipelineConfig, save_config
+from recgrad.errors import CheckpointError
 from recgrad.training.checkpoint import Snapshot, read_checkpoint
 from recgrad.training.trainer import Trainer
 
@@ -227,3 +228,72 @@ def test_a_signal_saves_and_says_how_to_go_on(
     step = json.loads(events.read_text().splitlines()[-1])["step"]
     assert f"stopped after step {step}; go on with: recgrad train" in output
     assert end_of(Path(config.model_dir), step).step == step
+
+
+@pytest.mark.parametrize("step", [3, 7])
+def test_an_accumulation_cut_short_by_the_end_of_an_epoch(
+    config: PipelineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """16 batches in updates of 5: the fourth update of an epoch has one, and is saved as it ends."""
+    config.train_config.num_epochs = 2
+    config.train_config.ClearField("save_checkpoints_epochs")
+    config.train_config.save_checkpoints_steps = 2
+    config.train_config.gradient_accumulation_steps = 5
+    compare_crashed_with_whole(config, tmp_path, monkeypatch, step)
+    assert end_of(tmp_path / "whole", 8).tree["state"]["samples"] == 2 * 4_000
+
+
+def test_schedule_free_with_batch_norm_keeps_its_place_in_the_data(
+    config: PipelineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its evaluations read training batches of their own, in the middle of an epoch."""
+    by_steps(config, every=5)
+    config.train_config.dense_optimizer.schedule_free_adamw_optimizer.lr = 0.01
+    config.model_config.deepfm.deep.use_bn = True
+    compare_crashed_with_whole(config, tmp_path, monkeypatch, step=12)
+
+
+def test_a_signal_inside_an_accumulation_waits_for_the_update(
+    config: PipelineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_steps(config, steps=8, every=100)
+    config.train_config.gradient_accumulation_steps = 3
+    whole = recgrad.train(config, model_dir=tmp_path / "whole")
+    original, calls = Trainer._train_batch, 0
+
+    def signal_in_the_middle(self: Trainer, batch: Any) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == 7:  # the first micro-batch of the third update
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, batch)
+
+    monkeypatch.setattr(Trainer, "_train_batch", signal_in_the_middle)
+    stopped = recgrad.train(config, model_dir=tmp_path / "stopped")
+    assert (stopped.step, stopped.exit_code) == (3, 143)
+    monkeypatch.setattr(Trainer, "_train_batch", original)
+    recgrad.train(config, model_dir=tmp_path / "stopped", continue_train=True)
+    assert_same_bytes(end_of(tmp_path / "whole", whole.step), end_of(tmp_path / "stopped", whole.step))
+
+
+def test_continuing_without_the_optimizers_state_goes_on_counting(
+    config: PipelineConfig, tmp_path: Path
+) -> None:
+    by_steps(config, steps=6, every=3)
+    recgrad.train(config, model_dir=tmp_path / "m")
+    config.train_config.num_steps = 9
+    result = recgrad.train(
+        config, model_dir=tmp_path / "m", continue_train=True, ignore_restore_optimizer=True
+    )
+    assert result.step == 9
+    lines = (tmp_path / "m/train_eval_result.txt").read_text().splitlines()
+    assert [json.loads(line)["global_step"] for line in lines] == [3, 6, 9]
+
+
+def test_a_table_of_another_size_is_refused(config: PipelineConfig, tmp_path: Path) -> None:
+    by_steps(config, steps=3)
+    recgrad.train(config, model_dir=tmp_path / "m")
+    config.feature_configs[13].id_feature.num_buckets += 1
+    config.train_config.num_steps = 6
+    with pytest.raises(CheckpointError, match="rows of 4, the checkpoint's"):
+        recgrad.train(config, model_dir=tmp_path / "m", continue_train=True)

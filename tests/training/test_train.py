@@ -160,3 +160,55 @@ def test_a_config_may_be_a_path_a_message_or_a_dict(
         "dict": MessageToDict(config, preserving_proto_field_name=True),
     }[form]
     assert recgrad.train(source, model_dir=tmp_path / form).step == 1
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_too(
+    config: PipelineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Task.losses
+
+    def with_infinite_gradient(self: Task, outputs: Any, batch: Any) -> Any:
+        terms = original(self, outputs, batch)
+        zero = (outputs["logits"] - outputs["logits"].detach()).sum()
+        return {**terms, "total": terms["total"] + 3e38 * zero}
+
+    monkeypatch.setattr(Task, "losses", with_infinite_gradient)
+    with pytest.raises(RecgradError, match=r"a gradient is not finite while the loss is; rows \d+"):
+        recgrad.train(config)
+
+
+def test_skipping_everything_ends_after_a_while(
+    config: PipelineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Task.losses
+    monkeypatch.setattr(
+        Task,
+        "losses",
+        lambda self, *a: {name: loss * float("nan") for name, loss in original(self, *a).items()},
+    )
+    config.train_config.on_nan = config.train_config.SKIP
+    config.train_config.ClearField("num_epochs")
+    config.train_config.num_steps = 5
+    with pytest.raises(RecgradError, match="100 updates in a row were not finite"):
+        recgrad.train(config)
+
+
+def test_the_best_checkpoint_is_the_one_that_is_evaluated(config: PipelineConfig) -> None:
+    config.train_config.ClearField("num_epochs")
+    config.train_config.ClearField("save_checkpoints_epochs")
+    config.train_config.num_steps = 6
+    config.train_config.save_checkpoints_steps = 2
+    config.export_config.exporter_type = "best"
+    config.export_config.metric_larger_is_better = False  # the worst AUC: not the newest checkpoint
+    recgrad.train(config)
+    lines = (Path(config.model_dir) / "train_eval_result.txt").read_text().splitlines()
+    worst = min((json.loads(line) for line in lines), key=lambda line: line["auc"])
+    assert recgrad.evaluate(config)["auc"] == worst["auc"]
+
+
+def test_the_moving_average_is_evaluated_unless_told_not_to(config: PipelineConfig) -> None:
+    config.train_config.dense_optimizer.ema.decay = 0.9
+    averaged = recgrad.train(config).metrics
+    assert recgrad.evaluate(config) == averaged
+    config.eval_config.use_dense_ema = False
+    assert recgrad.evaluate(config) != averaged

@@ -30,7 +30,7 @@ class SaveCheckpoints(Hook):
             self._evaluate_and_save(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
-        if trainer.stop.signal is not None:
+        if trainer.stop.signal is not None and not trainer.length.reached(trainer.state):
             # Asked to stop: whoever sent the signal waits, and the evaluation can be made later.
             if self._saved_step != trainer.state.step:
                 trainer.save()

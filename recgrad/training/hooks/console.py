@@ -103,6 +103,8 @@ def describe_record(record: LogRecord) -> str:
     parts += [f"lr[{name}] {rate:.3g}" for name, rate in record.rates.items()]
     parts.append(f"{record.samples_per_sec:,.0f} samples/s")
     parts.append(f"data wait {record.data_wait_share:.0%}")
+    if record.skipped:
+        parts.append(f"{record.skipped} skipped")
     return "  ".join(parts)
 
 

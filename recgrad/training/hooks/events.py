@@ -7,12 +7,14 @@ if the run had never been interrupted.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from recgrad.training.checkpoint.staging import write_file_atomically
 from recgrad.training.hooks.base import StepReport
 from recgrad.training.hooks.log import LogRecord
 from recgrad.training.trainer import Trainer
@@ -63,8 +65,15 @@ class EventLog:
 
 
 def _write_line(file: IO[str], value: Any) -> None:
-    file.write(json.dumps(value) + "\n")
+    file.write(json.dumps(_without_nan(value), allow_nan=False) + "\n")
     file.flush()
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no nan and no infinity: what is undefined is null."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _open_after(path: Path, key: str, step: int) -> IO[str]:
@@ -78,5 +87,5 @@ def _open_after(path: Path, key: str, step: int) -> IO[str]:
                 continue  # the last line of a killed run
             if value.get(key, 0) <= step:
                 kept.append(line)
-    path.write_text("".join(line + "\n" for line in kept))
+    write_file_atomically(path, "".join(line + "\n" for line in kept).encode())
     return path.open("a")

@@ -24,6 +24,7 @@ class LogRecord:
         samples_per_sec: rows trained on per second.
         data_wait_share: the share of the time that the loop waited for data.
         samples: rows trained on since the run began.
+        skipped: updates left out since the run began, because of a loss or gradient that is not finite.
     """
 
     step: int
@@ -35,6 +36,7 @@ class LogRecord:
     samples_per_sec: float
     data_wait_share: float
     samples: int
+    skipped: int
 
 
 class Sink(Protocol):
@@ -117,4 +119,5 @@ def summarise(reports: Sequence[StepReport], trainer: Trainer) -> LogRecord:
         samples_per_sec=sum(report.samples for report in reports) / max(secs, 1e-9),
         data_wait_share=sum(report.data_wait_secs for report in reports) / max(secs, 1e-9),
         samples=trainer.state.samples,
+        skipped=trainer.state.skipped,
     )
