@@ -295,5 +295,5 @@ def test_a_table_of_another_size_is_refused(config: PipelineConfig, tmp_path: Pa
     recgrad.train(config, model_dir=tmp_path / "m")
     config.feature_configs[13].id_feature.num_buckets += 1
     config.train_config.num_steps = 6
-    with pytest.raises(CheckpointError, match="has 100001 rows of .*, the checkpoint's 100000"):
+    with pytest.raises(CheckpointError, match=r"has 100001 rows of .*, the checkpoint's 100000"):
         recgrad.train(config, model_dir=tmp_path / "m", continue_train=True)
