@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from recgrad.errors import RecgradError
+
 #: Colours that stay apart for colour-blind eyes and in grey (Okabe and Ito 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
@@ -68,7 +70,10 @@ def save_picture(panels: Sequence[Panel], path: str | Path) -> None:
     FigureCanvasAgg(figure)
     for axes, panel in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels):
         _draw(axes, panel)
-    figure.savefig(path, dpi=150)
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError as error:
+        raise RecgradError(f"--out {path}: {error}") from error
 
 
 def _draw(axes: object, panel: Panel) -> None:

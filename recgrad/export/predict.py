@@ -47,14 +47,19 @@ def predict(
     def tables() -> Iterator[pa.Table]:
         with torch.inference_mode():
             for batch, carried in loader.epoch_with_rows():
-                yield _with_predictions(carried, task.predictions(task(batch)))
+                yield _with_predictions(carried, task.predictions(task(batch)), flat=target.suffix == ".csv")
 
     return _write(target, tables())
 
 
-def _with_predictions(table: pa.Table, predictions: Mapping[str, torch.Tensor]) -> pa.Table:
+def _with_predictions(table: pa.Table, predictions: Mapping[str, torch.Tensor], *, flat: bool) -> pa.Table:
+    """The table with a column for each prediction; `flat` gives each class its own, for CSV has no lists."""
     for name, values in predictions.items():
         array = values.float().numpy()
+        if flat and array.ndim == 2:
+            for number in range(array.shape[1]):
+                table = table.append_column(f"{name}_{number}", pa.array(array[:, number]))
+            continue
         column = (
             pa.array(array)
             if array.ndim == 1
@@ -72,13 +77,18 @@ def _write(target: Path, tables: Iterator[pa.Table]) -> int:
     first = next(tables, None)
     if first is None:
         raise RecgradError("predict: the input has no rows")
-    with _open(partial, target.suffix, first.schema) as writer:
-        writer.write_table(first)
-        rows += first.num_rows
-        for table in tables:
-            writer.write_table(table)
-            rows += table.num_rows
-    partial.replace(target)
+    try:
+        with _open(partial, target.suffix, first.schema) as writer:
+            writer.write_table(first)
+            rows += first.num_rows
+            for table in tables:
+                writer.write_table(table)
+                rows += table.num_rows
+        partial.replace(target)
+    except pa.ArrowInvalid as error:
+        raise RecgradError(f"predict: {target} cannot hold these columns ({error}); write parquet") from error
+    finally:
+        partial.unlink(missing_ok=True)
     return rows
 
 

@@ -717,3 +717,9 @@ def test_rules_are_listed_with_what_they_check() -> None:
     assert len(CHECKS) > 20
     for name, rule in CHECKS.items():
         assert rule.__doc__, name
+
+
+def test_watching_needs_something_to_evaluate(problems: Problems) -> None:
+    found = problems({"eval_input_path": "", f"{TRAIN}.early_stopping": {"metric": "auc"}})
+    expected = f"{TRAIN}.early_stopping.metric: waits for evaluations, and eval_input_path is empty; set it"
+    assert expected in found

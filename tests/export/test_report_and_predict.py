@@ -7,16 +7,18 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pyarrow
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+import torch
 from sklearn.metrics import roc_auc_score
 
 import recgrad
 from recgrad.config import PipelineConfig, load_config
 from recgrad.data.synth import write_synth
 from recgrad.errors import RecgradError
-from recgrad.export.predict import predict
+from recgrad.export.predict import _with_predictions, predict
 from recgrad.export.report import write_report
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -139,3 +141,28 @@ def test_a_browser_shows_the_report(
     # What the browser has parsed, not what was written: pictures are elements, text is in place.
     assert done.stdout.count("<svg") >= 6
     assert "Last evaluation" in done.stdout
+
+
+def test_classes_become_columns_of_a_csv_file() -> None:
+    table = pyarrow.table({"user_id": [1, 2]})
+    probabilities = {"probs": torch.tensor([[0.2, 0.8], [0.5, 0.5]])}
+    assert _with_predictions(table, probabilities, flat=True).column_names == [
+        "user_id",
+        "probs_0",
+        "probs_1",
+    ]
+    assert _with_predictions(table, probabilities, flat=False)["probs"].to_pylist()[1] == [0.5, 0.5]
+
+
+def test_a_column_that_csv_cannot_hold_is_refused_and_leaves_nothing(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
+) -> None:
+    config, _, folder = trained
+    with pytest.raises(RecgradError, match="write parquet"):
+        predict(
+            config,
+            input_path=str(folder / "eval.parquet"),
+            output_path=tmp_path / "out.csv",
+            carry_columns=["click_seq"],
+        )
+    assert list(tmp_path.iterdir()) == []

@@ -39,7 +39,9 @@ def check_watched(context: Context) -> None:
         return
     for node, field in _watchers(context):
         name = getattr(node.message, field)
-        if name and name not in known:
+        if name and not context.config.eval_input_path:
+            context.problem(node.at(field), "waits for evaluations, and eval_input_path is empty; set it")
+        elif name and name not in known:
             context.unknown(node.at(field), "metric of the evaluation", name, known)
 
 
