@@ -20,7 +20,7 @@ _EXPORTERS = ("latest", "best")
 @CHECKS.register("precision")
 def check_precision(context: Context) -> None:
     """Mixed precision by a name that exists; a scaler that scales."""
-    for node in context.of("TrainConfig", "ExportConfig"):
+    for node in context.of("TrainConfig"):
         context.one_of(node, "mixed_precision", _PRECISIONS)
     for node in context.of("GradScaler"):
         context.ranged(node, "init_scale", 0, above=True)
