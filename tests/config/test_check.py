@@ -724,3 +724,13 @@ def test_watching_needs_something_to_evaluate(problems: Problems) -> None:
     found = problems({"eval_input_path": "", f"{TRAIN}.early_stopping": {"metric": "auc"}})
     expected = f"{TRAIN}.early_stopping.metric: waits for evaluations, and eval_input_path is empty; set it"
     assert expected in found
+
+
+def test_positive_labels_belong_to_labels_and_name_texts(problems: Problems) -> None:
+    path = "data_config.positive_labels"
+    found = problems({path: [{"label_field": "labell", "values": ["yes"]}]})
+    assert [line for line in found if line.startswith(f"{path}[0].label_field: no label 'labell'")] == found
+    label = {"label_field": "label", "values": []}
+    assert problems({"data_config.label_fields": ["label"], path: [label]}) == [
+        f"{path}[0]: values is empty; name the texts that count as 1"
+    ]

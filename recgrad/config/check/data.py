@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from recgrad.config.check.rule import CHECKS, Context, Node
+from recgrad.config.check.tasks import tasks
 from recgrad.config.proto.data_pb2 import CsvDataset
 from recgrad.config.values import show
 
@@ -46,6 +47,43 @@ def check_labels(context: Context) -> None:
                 elif name in seen:
                     context.problem(f"{node.at(field)}[{i}]", f"{show(name)} is named twice; keep one")
                 seen.add(name)
+
+
+@CHECKS.register("positive labels")
+def check_positive_labels(context: Context) -> None:
+    """Texts that count as 1 belong to a label, and there are some."""
+    data = context.config.data_config
+    seen: set[str] = set()
+    for i, item in enumerate(data.positive_labels):
+        path = f"data_config.positive_labels[{i}]"
+        if item.label_field not in data.label_fields:
+            context.unknown(f"{path}.label_field", "label", item.label_field, list(data.label_fields))
+        elif item.label_field in seen:
+            context.problem(f"{path}.label_field", f"{show(item.label_field)} is named twice; keep one")
+        if not item.values:
+            context.problem(path, "values is empty; name the texts that count as 1")
+        seen.add(item.label_field)
+
+
+@CHECKS.register("hint: idle data settings")
+def hint_idle(context: Context) -> None:
+    """Settings that the rest of the config leaves without anything to act on."""
+    data = context.config.data_config
+    masked = any(getattr(feature.node.message, "use_mask", False) for feature in context.features)
+    if data.sample_mask_prob and not masked:
+        context.hint("data_config.sample_mask_prob", "has no effect: no feature has use_mask: true")
+    if data.negative_sample_mask_prob and (data.WhichOneof("sampler") is None or not masked):
+        what = "has no effect: it needs a sampler and a feature with use_mask: true"
+        context.hint("data_config.negative_sample_mask_prob", what)
+    for field in ("delimiter", "with_header"):
+        if data.HasField(field) and data.dataset_type != CsvDataset:
+            context.hint(f"data_config.{field}", "has no effect: it is for CsvDataset")
+    towers = [task.node.message for task in tasks(context) if hasattr(task.node.message, "tower_name")]
+    used = {getattr(tower, "sample_weight_name", "") for tower in towers}
+    for i, name in enumerate(data.sample_weight_fields):
+        if (towers and name not in used) or (not towers and i > 0):
+            why = "no task tower names it" if towers else "a model of one task takes the first field"
+            context.hint(f"data_config.sample_weight_fields[{i}]", f"has no effect: {why}")
 
 
 @CHECKS.register("named columns")
