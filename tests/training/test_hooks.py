@@ -76,6 +76,16 @@ def test_profiling_writes_a_trace(config: PipelineConfig) -> None:
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+def test_profiling_a_run_that_is_too_short_says_so(
+    config: PipelineConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    config.train_config.is_profiling = True
+    config.train_config.ClearField("num_epochs")
+    config.train_config.num_steps = 2
+    recgrad.train(config)
+    assert "too short for a trace" in caplog.text
+
+
 def test_lines_after_the_checkpoint_and_torn_ones_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"step": 1}\n{"step": 5}\n{"step": 9}\n{"ste')

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
 from recgrad.training.hooks.base import Hook, StepReport
 from recgrad.training.trainer import Trainer
+
+_log = logging.getLogger("recgrad.training")
 
 WAIT_STEPS = 5
 WARMUP_STEPS = 2
@@ -20,6 +23,7 @@ class ProfileSteps(Hook):
     def __init__(self, model_dir: Path) -> None:
         self.folder = model_dir / "profile"
         self._profiler: profile | None = None
+        self._steps = 0
 
     def on_start(self, trainer: Trainer) -> None:
         self._profiler = profile(
@@ -30,6 +34,7 @@ class ProfileSteps(Hook):
         self._profiler.start()
 
     def after_step(self, trainer: Trainer, report: StepReport) -> None:
+        self._steps += 1
         if self._profiler is not None:
             self._profiler.step()
 
@@ -37,3 +42,5 @@ class ProfileSteps(Hook):
         if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None
+            if self._steps <= WAIT_STEPS + WARMUP_STEPS:
+                _log.warning("is_profiling: the run was too short for a trace, which begins at step 8")
