@@ -13,8 +13,8 @@ from recgrad.data.bad_rows import add_unparsed, describe
 from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
-from recgrad.data.loader import open_reader
 from recgrad.data.order import plan_epoch
+from recgrad.data.readers.build import open_reader
 from recgrad.data.readers.reader import Reader
 from recgrad.data.targets import Targets, check_types, encode_targets, find_targets
 from recgrad.errors import DataError, Problem, RecgradError

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import pyarrow as pa
-import torch
 
-from recgrad.config.proto.data_pb2 import DataConfig, DatasetType
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data.assembly import Assembler, Part, Piece, Unit, Window
 from recgrad.data.bad_rows import BadRowTally
@@ -19,70 +16,18 @@ from recgrad.data.batch import Batch
 from recgrad.data.batching import Delivery, EncodedUnit, UnitEncoder
 from recgrad.data.coded import CodedEncoder
 from recgrad.data.features.base import Feature
+from recgrad.data.loader_settings import LoaderSettings, resolve_settings
 from recgrad.data.order import EpochPlan, Segment, plan_epoch, skip_rows
 from recgrad.data.pipeline import Pipeline
 from recgrad.data.position import Position, identify
-from recgrad.data.readers.fields import field_types
-from recgrad.data.readers.reader import BLOCK_ROWS, READERS, Reader
+from recgrad.data.readers.build import check_declared, open_reader
+from recgrad.data.readers.reader import BLOCK_ROWS, Reader
 from recgrad.data.samplers.build import build_sampler
 from recgrad.data.targets import Targets, check_types, find_targets
-from recgrad.errors import ConfigError, DataError, Problem
-from recgrad.registry import UnknownNameError
 
-__all__ = ["Loader", "LoaderSettings", "Position", "build_loader", "open_reader", "resolve_settings"]
+__all__ = ["Loader", "Position", "build_loader"]
 
 logger = logging.getLogger("recgrad.data")
-
-UNIT_ROWS = 8192
-"""Rows that are encoded at once: enough that the effort for each column does not count."""
-COST_WINDOW_BATCHES = 16
-
-
-@dataclass(frozen=True)
-class LoaderSettings:
-    """How a loader orders, cuts and delivers rows; the fields of DataConfig with defaults resolved."""
-
-    batch_size: int
-    training: bool
-    shuffle: bool
-    shuffle_buffer_size: int
-    drop_remainder: bool
-    threads: int
-    in_order: bool
-    skip_bad: bool
-    max_bad_row_ratio: float
-    mask_probability: float
-    cost: tuple[str, int] | None
-    pin: bool
-    seed: int
-    rank: int
-    world_size: int
-
-    @property
-    def unit_batches(self) -> int:
-        """Batches that are encoded at once."""
-        return 1 if self.cost else max(1, UNIT_ROWS // self.batch_size)
-
-    @property
-    def window_batches(self) -> int:
-        """Batches whose rows are shuffled together; without shuffling, what is convenient."""
-        if self.shuffle:
-            return self.shuffle_buffer_size
-        return COST_WINDOW_BATCHES if self.cost else self.unit_batches
-
-    def order_settings(self) -> tuple[tuple[str, str], ...]:
-        """What the order of rows depends on, by the names users know."""
-        values: dict[str, object] = {
-            "batch_size": self.batch_size,
-            "batch_cost_size": self.cost[1] if self.cost else 0,
-            "sample_cost_field": self.cost[0] if self.cost else "",
-            "drop_remainder": self.drop_remainder,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "shuffle_buffer_size": self.shuffle_buffer_size if self.shuffle else 0,
-            "the number of ranks": self.world_size,
-        }
-        return tuple(sorted((name, str(value)) for name, value in values.items()))
 
 
 class Loader:
@@ -305,7 +250,7 @@ def build_loader(
     needed += [sampler.item_id_field] if sampler else []
     columns = tuple(dict.fromkeys(needed))
     reader.check_columns(columns)
-    _check_declared(reader, data, columns)
+    check_declared(reader, data, columns)
     check_types(targets, reader.schema, reader.files[reader.first_file])
     unit_encoder = UnitEncoder(
         encoder=encoder,
@@ -321,82 +266,3 @@ def build_loader(
         pin=settings.pin,
     )
     return Loader(reader, unit_encoder, settings)
-
-
-def _check_declared(reader: Reader, data: DataConfig, columns: Sequence[str]) -> None:
-    """Raise a DataError when `input_fields` gives a column another type than the files do."""
-    for name, kind in field_types(data).items():
-        if kind is not None and name in columns and reader.schema.field(name).type != kind:
-            file = reader.files[reader.first_file]
-            raise DataError(
-                f"data: column '{name}' is {reader.schema.field(name).type} in {file}, but {kind} in "
-                "data_config.input_fields; correct it there, or leave the type out"
-            )
-
-
-def open_reader(input_path: str, data: DataConfig) -> Reader:
-    """The reader of `data_config.dataset_type`, with at least one row to read."""
-    kind = DatasetType.Name(data.dataset_type)
-    try:
-        reader_type = READERS[kind]
-    except UnknownNameError as error:
-        known = ", ".join(READERS)
-        raise ConfigError(
-            [Problem("data_config.dataset_type", f"{kind} cannot be read; use {known}")]
-        ) from error
-    reader = reader_type(input_path, data)
-    if reader.num_rows == 0:
-        raise DataError(f"data: '{input_path}' has no rows ({len(reader.files)} files); check the path")
-    return reader
-
-
-def resolve_settings(
-    data: DataConfig, *, training: bool, seed: int, rank: int, world_size: int
-) -> LoaderSettings:
-    """The settings of a loader; what is written in the config must make sense together."""
-    batch_size = data.batch_size
-    if not training and data.HasField("eval_batch_size"):
-        batch_size = data.eval_batch_size
-    problems = []
-    if batch_size < 1:
-        problems.append(Problem("data_config.batch_size", f"must be at least 1, got {batch_size}"))
-    if data.shuffle and data.shuffle_buffer_size < 1:
-        problems.append(Problem("data_config.shuffle_buffer_size", "must be at least 1, got 0"))
-    for name in ("sample_mask_prob", "negative_sample_mask_prob", "max_bad_row_ratio"):
-        if not 0.0 <= getattr(data, name) <= 1.0:
-            problems.append(
-                Problem(f"data_config.{name}", f"must be from 0 to 1, got {getattr(data, name):g}")
-            )
-    cost = (data.sample_cost_field, data.batch_cost_size) if data.batch_cost_size else None
-    if bool(data.sample_cost_field) != bool(data.batch_cost_size):
-        problems.append(
-            Problem("data_config", "batch_cost_size and sample_cost_field go together; set both or none")
-        )
-    if cost and world_size > 1:
-        problems.append(
-            Problem(
-                "data_config.batch_cost_size",
-                f"batches cut by cost differ in number between ranks, and there are {world_size}; "
-                "use batch_size, or one process",
-            )
-        )
-    if problems:
-        raise ConfigError(problems)
-    workers = data.num_workers if data.HasField("num_workers") else min(data.num_workers, os.cpu_count() or 1)
-    return LoaderSettings(
-        batch_size=batch_size,
-        training=training,
-        shuffle=training and data.shuffle,
-        shuffle_buffer_size=data.shuffle_buffer_size,
-        drop_remainder=training and data.drop_remainder,
-        threads=workers * max(1, data.fg_threads),
-        in_order=data.in_order,
-        skip_bad=data.on_bad_row == DataConfig.SKIP,
-        max_bad_row_ratio=data.max_bad_row_ratio,
-        mask_probability=data.sample_mask_prob if training else 0.0,
-        cost=cost,
-        pin=data.pin_memory and torch.cuda.is_available(),
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-    )

@@ -1,0 +1,38 @@
+"""The reader that DataConfig chooses, and its columns against what DataConfig says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recgrad.config.proto.data_pb2 import DataConfig, DatasetType
+from recgrad.data.readers.fields import field_types
+from recgrad.data.readers.reader import READERS, Reader
+from recgrad.errors import ConfigError, DataError, Problem
+from recgrad.registry import UnknownNameError
+
+
+def open_reader(input_path: str, data: DataConfig) -> Reader:
+    """The reader of `data_config.dataset_type`, with at least one row to read."""
+    kind = DatasetType.Name(data.dataset_type)
+    try:
+        reader_type = READERS[kind]
+    except UnknownNameError as error:
+        known = ", ".join(READERS)
+        raise ConfigError(
+            [Problem("data_config.dataset_type", f"{kind} cannot be read; use {known}")]
+        ) from error
+    reader = reader_type(input_path, data)
+    if reader.num_rows == 0:
+        raise DataError(f"data: '{input_path}' has no rows ({len(reader.files)} files); check the path")
+    return reader
+
+
+def check_declared(reader: Reader, data: DataConfig, columns: Sequence[str]) -> None:
+    """Raise a DataError when `input_fields` gives a column another type than the files do."""
+    for name, kind in field_types(data).items():
+        if kind is not None and name in columns and reader.schema.field(name).type != kind:
+            file = reader.files[reader.first_file]
+            raise DataError(
+                f"data: column '{name}' is {reader.schema.field(name).type} in {file}, but {kind} in "
+                "data_config.input_fields; correct it there, or leave the type out"
+            )
