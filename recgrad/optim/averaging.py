@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recgrad.errors import CheckpointError
+from recgrad.optim.part import OptimizerPart, averages_weights, distinct_optimizers
 from recgrad.optim.roles import batch_norms
 
 
@@ -65,6 +66,69 @@ class EMA:
         self.updates = state["updates"]
         for name, average in self.averages.items():
             average.copy_(state["averages"][name])
+
+
+class Averages:
+    """The weights that evaluation sees in place of those in training; false when they are the same.
+
+    Args:
+        dense: the dense optimizers, of which schedule-free ones average their own weights.
+        ema: an average of all dense weights.
+    """
+
+    def __init__(self, dense: Sequence[OptimizerPart], ema: EMA | None) -> None:
+        self.ema = ema
+        self.optimizers = [o for o in distinct_optimizers(dense) if averages_weights(o)]
+        self.in_place = False
+        if ema is not None and self.optimizers:
+            raise ValueError(
+                "ema and a schedule-free optimizer exclude each other: both average the weights, "
+                f"got {type(self.optimizers[0]).__name__} and an ema; keep one"
+            )
+        self._averaged_parts = [part for part in dense if ema is not None or averages_weights(part.optimizer)]
+
+    def __bool__(self) -> bool:
+        return self.ema is not None or bool(self.optimizers)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Puts the averages in place of the weights, and the weights back afterwards, bit for bit.
+
+        Without averages, and inside another such context, nothing changes.
+        """
+        if self.in_place or not self:
+            yield
+            return
+        with ExitStack() as stack:
+            for optimizer in self.optimizers:
+                stack.enter_context(evaluation_weights(optimizer))
+            if self.ema is not None:
+                stack.enter_context(self.ema.applied())
+            self.in_place = True
+            try:
+                yield
+            finally:
+                self.in_place = False
+
+    def training_weights(self) -> dict[str, Tensor]:
+        """The weights in training by name, of the parts that have an average."""
+        found: dict[str, Tensor] = {}
+        for part in self._averaged_parts:
+            for g, group in enumerate(part.param_groups):
+                names = (
+                    part.names[g]
+                    if part.names
+                    else [f"{part.name}.{g}.{i}" for i in range(len(group["params"]))]
+                )
+                found.update(zip(names, (p.detach() for p in group["params"])))
+        return found
+
+    @contextmanager
+    def untouched_gradients(self, kept: bool) -> Iterator[None]:
+        """Undoes what schedule-free optimizers write into gradients, when they are to be kept."""
+        params = [p for o in self.optimizers for g in o.param_groups for p in g["params"]]
+        with restored([p.grad for p in params if p.grad is not None] if kept else ()):
+            yield
 
 
 @contextmanager

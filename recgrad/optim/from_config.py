@@ -1,18 +1,73 @@
-"""The pieces of the update step that a TrainConfig message describes."""
+"""The update step that a TrainConfig message describes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from google.protobuf.message import Message
 from torch import Tensor
+from torch.optim import Optimizer
 
 from recgrad.config.messages import to_kwargs
 from recgrad.errors import ConfigError, Problem
 from recgrad.optim.averaging import EMA
-from recgrad.optim.clipping import GradientClipping
-from recgrad.optim.precision import LossScaler
+from recgrad.optim.clipping import GradientClipping, Reduce
+from recgrad.optim.groups import build_dense_optimizers
+from recgrad.optim.precision import LossScaler, set_tf32
+from recgrad.optim.roles import Role
+from recgrad.optim.sparse_half import build_sparse_parts
+from recgrad.optim.updater import Updater
+
+
+def build_updater(
+    config: Message,
+    named_parameters: Iterable[tuple[str, Tensor]],
+    sparse: Optimizer | None = None,
+    *,
+    roles: Mapping[str, Role] | None = None,
+    device_type: str = "cpu",
+    reduce: Reduce | None = None,
+    track_grad_norm: bool = False,
+    keep_gradients: bool = False,
+    where: str = "train_config",
+) -> Updater:
+    """The update step that a TrainConfig message describes; sets the TF32 switches of torch as well.
+
+    Args:
+        config: the TrainConfig.
+        named_parameters: the model's dense parameters.
+        sparse: the optimizer of the embedding tables (a `SparseHalf`), when there are some.
+        roles: what the parameters are, from `parameter_roles(model)`.
+        where: the message's path in the config, for errors.
+
+    The rest is as `Updater` has it.
+    """
+    train: Any = config
+    named = list(named_parameters)
+    set_tf32(cudnn=train.cudnn_allow_tf32, matmul=train.cuda_matmul_allow_tf32)
+    dense = build_dense_optimizers(
+        named, train.dense_optimizer, roles=roles, where=f"{where}.dense_optimizer"
+    )
+    if train.HasField("gradient_accumulation_steps") and train.gradient_accumulation_steps < 1:
+        raise ConfigError([Problem(f"{where}.gradient_accumulation_steps", "must be at least 1, got 0")])
+    with problems_of(where):
+        return Updater(
+            dense,
+            ()
+            if sparse is None
+            else build_sparse_parts(sparse, train.sparse_optimizer, f"{where}.sparse_optimizer"),
+            accumulation_steps=train.gradient_accumulation_steps or 1,
+            mixed_precision=train.mixed_precision or None,
+            grad_scaler=build_scaler(train, where),
+            grad_clipping=build_clipping(train, where),
+            ema=build_ema(train, named, where),
+            device_type=device_type,
+            reduce=reduce,
+            track_grad_norm=track_grad_norm,
+            keep_gradients=keep_gradients,
+        )
 
 
 def build_ema(train: Any, named_parameters: Iterable[tuple[str, Tensor]], where: str) -> EMA | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -82,6 +82,11 @@ class OptimizerPart:
             if cycled and momentum is not None:
                 set_momentum(group, momentum)
         return rates[0] if rates else 0.0
+
+
+def distinct_optimizers(parts: Iterable[OptimizerPart]) -> list[Optimizer]:
+    """The optimizers of parts, each once."""
+    return list({id(part.optimizer): part.optimizer for part in parts}.values())
 
 
 def averages_weights(optimizer: Optimizer) -> bool:

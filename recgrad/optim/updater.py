@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from google.protobuf.message import Message
 from torch import Tensor
-from torch.optim import Optimizer
 
-from recgrad.errors import ConfigError, Problem, RecgradError, nearest
-from recgrad.optim.averaging import EMA, evaluation_weights, restored
+from recgrad.errors import RecgradError, nearest
+from recgrad.optim.averaging import EMA, Averages
 from recgrad.optim.clipping import GradientClipping, Reduce, total_norm
-from recgrad.optim.from_config import build_clipping, build_ema, build_scaler, problems_of
-from recgrad.optim.groups import build_dense_optimizers
 from recgrad.optim.optimizer_state import check_parts, describe_part, load_optimizer, load_schedule
-from recgrad.optim.part import OptimizerPart, averages_weights
-from recgrad.optim.precision import LossScaler, autocast, check_precision, set_tf32, unscale_
-from recgrad.optim.roles import Role
+from recgrad.optim.part import OptimizerPart, distinct_optimizers
+from recgrad.optim.precision import LossScaler, autocast, check_precision, unscale_
 from recgrad.optim.schedules import Schedule
 from recgrad.optim.schedules.reduce_on_plateau import ReduceOnPlateau
-from recgrad.optim.sparse_half import SparseHalf, build_sparse_parts
+from recgrad.optim.sparse_half import SparseHalf
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +89,7 @@ class Updater:
         self.grad_scaler = grad_scaler
         self.grad_clipping = grad_clipping or GradientClipping()
         self.ema = ema
+        self._averages = Averages(self.dense, ema)
         self.device_type = device_type
         self.reduce = reduce
         self.track_grad_norm = track_grad_norm
@@ -101,18 +97,11 @@ class Updater:
         self.num_updates = 0
         self.epoch = 0
         self._micro_batches = 0
-        self._averaged = False
         self._stale = False
-        self._dense_optimizers = _distinct(part.optimizer for part in self.dense)
+        self._dense_optimizers = distinct_optimizers(self.dense)
         self._sparse_optimizers = [
-            cast(SparseHalf, optimizer) for optimizer in _distinct(part.optimizer for part in self.sparse)
+            cast(SparseHalf, optimizer) for optimizer in distinct_optimizers(self.sparse)
         ]
-        self._averaging = [o for o in self._dense_optimizers if averages_weights(o)]
-        if ema is not None and self._averaging:
-            raise ValueError(
-                "ema and a schedule-free optimizer exclude each other: both average the weights, "
-                f"got {type(self._averaging[0]).__name__} and an ema; keep one"
-            )
         self._parameters = [
             p
             for optimizer in self._dense_optimizers
@@ -149,12 +138,12 @@ class Updater:
     @property
     def uses_averaged_weights(self) -> bool:
         """Whether evaluation sees other weights than training."""
-        return self.ema is not None or bool(self._averaging)
+        return bool(self._averages)
 
     @property
     def reestimates_batch_norm(self) -> bool:
         """Whether BatchNorm's statistics must be taken anew under the averaged weights."""
-        return bool(self._averaging)
+        return bool(self._averages.optimizers)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which to run the model and the loss."""
@@ -209,26 +198,13 @@ class Updater:
         """The learning rate of each part in the next update."""
         return {part.name: float(part.param_groups[0]["lr"]) for part in self.parts if part.groups}
 
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def averaged(self) -> AbstractContextManager[None]:
         """Evaluation and export see the averaged weights (EMA, schedule-free) in here.
 
         Afterwards the weights in training are back, bit for bit. Without averages, and inside
         another such context, nothing changes.
         """
-        if self._averaged or not self.uses_averaged_weights:
-            yield
-            return
-        with ExitStack() as stack:
-            for optimizer in self._averaging:
-                stack.enter_context(evaluation_weights(optimizer))
-            if self.ema is not None:
-                stack.enter_context(self.ema.applied())
-            self._averaged = True
-            try:
-                yield
-            finally:
-                self._averaged = False
+        return self._averages.applied()
 
     # The update
 
@@ -237,7 +213,7 @@ class Updater:
         return 1.0 if self.grad_scaler is None else self.grad_scaler.scale
 
     def _update(self) -> StepResult:
-        if self._averaged:
+        if self._averages.in_place:
             raise RuntimeError("an update inside averaged() would train the averaged weights")
         rates = self.rates()
         gradients = [p.grad for p in self._parameters if p.grad is not None]
@@ -245,7 +221,7 @@ class Updater:
         norm = self._clip(gradients) if finite else None
         finite = finite and (norm is None or math.isfinite(norm))
         if finite:
-            with self._untouched_gradients():
+            with self._averages.untouched_gradients(self.keep_gradients):
                 for dense in self._dense_optimizers:
                     dense.step()
             for sparse in self._sparse_optimizers:
@@ -281,13 +257,6 @@ class Updater:
             norm = total_norm(gradients, (), self.grad_clipping.norm_type)
         return norm
 
-    @contextmanager
-    def _untouched_gradients(self) -> Iterator[None]:
-        """Undoes what schedule-free optimizers write into gradients that are to be kept."""
-        params = [p for o in self._averaging for g in o.param_groups for p in g["params"]]
-        with restored([p.grad for p in params if p.grad is not None] if self.keep_gradients else ()):
-            yield
-
     def _zero(self) -> None:
         for dense in self._dense_optimizers:
             dense.zero_grad()
@@ -315,7 +284,7 @@ class Updater:
             raise RuntimeError(
                 f"state_dict() is for between updates; {self._micro_batches} micro-batches are in"
             )
-        if self._averaged:
+        if self._averages.in_place:
             raise RuntimeError("state_dict() is the training state; take it outside averaged()")
         return {
             "num_updates": self.num_updates,
@@ -326,7 +295,7 @@ class Updater:
             "schedules": {part.name: part.schedule.state_dict() for part in self.parts},
             "grad_scaler": None if self.grad_scaler is None else self.grad_scaler.state_dict(),
             "ema": None if self.ema is None else self.ema.state_dict(),
-            "training_weights": self._training_weights(),
+            "training_weights": self._averages.training_weights(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -349,78 +318,9 @@ class Updater:
         if self.ema is not None and state["ema"] is not None:
             self.ema.load_state_dict(state["ema"])
         with torch.no_grad():
-            for name, weight in self._training_weights().items():
+            for name, weight in self._averages.training_weights().items():
                 if name in state["training_weights"]:
                     weight.copy_(state["training_weights"][name])
         self._micro_batches = 0
         self._zero()
         self._set_rates()
-
-    def _training_weights(self) -> dict[str, Tensor]:
-        if not self.uses_averaged_weights:
-            return {}
-        found: dict[str, Tensor] = {}
-        for part in self.dense:
-            if self.ema is None and not averages_weights(part.optimizer):
-                continue
-            for g, group in enumerate(part.param_groups):
-                names = (
-                    part.names[g]
-                    if part.names
-                    else [f"{part.name}.{g}.{i}" for i in range(len(group["params"]))]
-                )
-                found.update(zip(names, (p.detach() for p in group["params"])))
-        return found
-
-
-def _distinct(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
-    return list({id(optimizer): optimizer for optimizer in optimizers}.values())
-
-
-def build_updater(
-    config: Message,
-    named_parameters: Iterable[tuple[str, Tensor]],
-    sparse: Optimizer | None = None,
-    *,
-    roles: Mapping[str, Role] | None = None,
-    device_type: str = "cpu",
-    reduce: Reduce | None = None,
-    track_grad_norm: bool = False,
-    keep_gradients: bool = False,
-    where: str = "train_config",
-) -> Updater:
-    """The update step that a TrainConfig message describes; sets the TF32 switches of torch as well.
-
-    Args:
-        config: the TrainConfig.
-        named_parameters: the model's dense parameters.
-        sparse: the optimizer of the embedding tables (a `SparseHalf`), when there are some.
-        roles: what the parameters are, from `parameter_roles(model)`.
-        where: the message's path in the config, for errors.
-
-    The rest is as `Updater` has it.
-    """
-    train: Any = config
-    named = list(named_parameters)
-    set_tf32(cudnn=train.cudnn_allow_tf32, matmul=train.cuda_matmul_allow_tf32)
-    dense = build_dense_optimizers(
-        named, train.dense_optimizer, roles=roles, where=f"{where}.dense_optimizer"
-    )
-    if train.HasField("gradient_accumulation_steps") and train.gradient_accumulation_steps < 1:
-        raise ConfigError([Problem(f"{where}.gradient_accumulation_steps", "must be at least 1, got 0")])
-    with problems_of(where):
-        return Updater(
-            dense,
-            ()
-            if sparse is None
-            else build_sparse_parts(sparse, train.sparse_optimizer, f"{where}.sparse_optimizer"),
-            accumulation_steps=train.gradient_accumulation_steps or 1,
-            mixed_precision=train.mixed_precision or None,
-            grad_scaler=build_scaler(train, where),
-            grad_clipping=build_clipping(train, where),
-            ema=build_ema(train, named, where),
-            device_type=device_type,
-            reduce=reduce,
-            track_grad_norm=track_grad_norm,
-            keep_gradients=keep_gradients,
-        )

@@ -13,9 +13,10 @@ from recgrad.data.loader import Loader, build_loader
 from recgrad.embedding.build import build_sparse_optimizer
 from recgrad.embedding.local.engine import LocalEngine
 from recgrad.models.build import build_model
+from recgrad.optim.from_config import build_updater
 from recgrad.optim.roles import parameter_roles
 from recgrad.optim.sparse import SparseOptimizer
-from recgrad.optim.updater import Updater, build_updater
+from recgrad.optim.updater import Updater
 from recgrad.training.hooks.base import Hook
 from recgrad.training.hooks.checkpoints import SaveCheckpoints
 from recgrad.training.hooks.console import build_console_sink

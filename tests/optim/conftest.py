@@ -11,7 +11,7 @@ from recgrad.config.proto.train_pb2 import TrainConfig
 from recgrad.embedding.build import build_sparse_optimizer
 from recgrad.embedding.local.engine import Ids, LocalEngine
 from recgrad.embedding.spec import LookupSpec, TableSpec
-from recgrad.optim.updater import build_updater
+from recgrad.optim.from_config import build_updater
 
 ROWS = 20
 
