@@ -6,6 +6,23 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Shard:
+    """Where a part of a table lies in the whole of it.
+
+    Attributes:
+        table: the whole table's name.
+        num_rows, dim: the whole table's size.
+        first_row, first_column: where the part begins.
+    """
+
+    table: str
+    num_rows: int
+    dim: int
+    first_row: int = 0
+    first_column: int = 0
+
+
+@dataclass(frozen=True)
 class TableSpec:
     """One embedding table.
 
@@ -17,6 +34,7 @@ class TableSpec:
         data_type: "FP32", "FP16" or "BF16" storage.
         trainable: a frozen table is looked up but never updated.
         storage: "AUTO", "PLAIN" (an array of all rows) or "COMPACT" (touched rows only).
+        shard: when the table is a part of a larger one, which; initial values are those of the whole.
     """
 
     name: str
@@ -26,6 +44,7 @@ class TableSpec:
     data_type: str = "FP32"
     trainable: bool = True
     storage: str = "AUTO"
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,10 @@ from __future__ import annotations
     OLD_BITS,
     MOVED,  # entries of the old index that are moved
     COUNT,  # slots handed out (compact), rows touched (plain)
+    FIRST_ROW,  # of a shard: where it begins in the whole table
+    FIRST_COLUMN,
     TABLE_COLUMNS,
-) = range(13)
+) = range(15)
 
 # A lookup in the forward pass, or a source of gradients in the update.
 (

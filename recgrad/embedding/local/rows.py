@@ -14,7 +14,7 @@ from numba import njit
 
 from recgrad.embedding.local import simd
 from recgrad.embedding.local.initializer import draw, element, row_stream
-from recgrad.embedding.local.layout import INIT, KEY, KIND
+from recgrad.embedding.local.layout import FIRST_COLUMN, FIRST_ROW, INIT, KEY, KIND
 from recgrad.embedding.local.simd import BF16, F16, F32, bits
 
 _NEGATIVE_ZERO = np.int32(-2147483648)
@@ -166,9 +166,10 @@ def write(source: int, target: int, kind: int, dim: int, stream: int) -> None:
 @njit(nogil=True)
 def generate(table: int, parameters: int, row: int, target: int, dim: int) -> None:
     """Write the value of an untouched row as float32 at `target`; table and parameters are addresses."""
-    stream = row_stream(simd.load_i64(table + 8 * KEY), row)
+    first_row, first_column = simd.load_i64(table + 8 * FIRST_ROW), simd.load_i64(table + 8 * FIRST_COLUMN)
+    stream = row_stream(simd.load_i64(table + 8 * KEY), first_row + row)
     init, kind = simd.load_i64(table + 8 * INIT), simd.load_i64(table + 8 * KIND)
     p0, p1 = simd.load_f64(parameters), simd.load_f64(parameters + 8)
     p2, p3 = simd.load_f64(parameters + 16), simd.load_f64(parameters + 24)
     for d in range(dim):
-        simd.store(target + 4 * d, shorten(element(init, p0, p1, p2, p3, stream, d), kind, 0.5))
+        simd.store(target + 4 * d, shorten(element(init, p0, p1, p2, p3, stream, first_column + d), kind, 0.5))

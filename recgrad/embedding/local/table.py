@@ -16,6 +16,8 @@ from recgrad.embedding.local.initializer import parse_init_fn, table_key
 from recgrad.embedding.local.layout import (
     BITS,
     COUNT,
+    FIRST_COLUMN,
+    FIRST_ROW,
     INDEX,
     INIT,
     KEY,
@@ -30,7 +32,7 @@ from recgrad.embedding.local.layout import (
 from recgrad.embedding.local.memory import Region
 from recgrad.embedding.local.parallel import launch
 from recgrad.embedding.local.simd import BF16, F16, F32
-from recgrad.embedding.spec import TableSpec
+from recgrad.embedding.spec import Shard, TableSpec
 from recgrad.errors import CheckpointError, DataError
 
 PLAIN_BYTES = 64 << 20  # AUTO: tables of at most this size are plain
@@ -99,7 +101,8 @@ class Table:
         self._weights = self._reserve(size, "weights")
         self._index: Region | None = None
         self._old: Region | None = None
-        initializer = parse_init_fn(spec.init_fn, spec.num_rows, spec.dim, spec.name)
+        whole = spec.shard or Shard(spec.name, spec.num_rows, spec.dim)
+        initializer = parse_init_fn(spec.init_fn, whole.num_rows, whole.dim, whole.table)
         parameters[: len(initializer.parameters)] = initializer.parameters
         numbers[[WEIGHTS, STRIDE, KIND, ROWS]] = (
             self._weights.address,
@@ -107,7 +110,8 @@ class Table:
             self.kind,
             spec.num_rows,
         )
-        numbers[[INIT, KEY]] = initializer.kind, table_key(seed, spec.name)
+        numbers[[INIT, KEY]] = initializer.kind, table_key(seed, whole.table)
+        numbers[[FIRST_ROW, FIRST_COLUMN]] = whole.first_row, whole.first_column
         if self.compact:
             self._new_index(_MIN_BITS)
 
