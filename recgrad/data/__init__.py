@@ -4,7 +4,7 @@ from recgrad.data.batch import Batch, JaggedDense, KeyedDense, KeyedJagged, Orig
 from recgrad.data.features.build import build_features
 from recgrad.data.features.spec import FeatureSpec, Kind
 from recgrad.data.loader import Loader, build_loader
-from recgrad.data.position import Position
+from recgrad.data.position import Position, join_positions
 
 __all__ = [
     "Batch",
@@ -18,4 +18,5 @@ __all__ = [
     "Position",
     "build_features",
     "build_loader",
+    "join_positions",
 ]

@@ -171,6 +171,11 @@ class Unit:
         return self.parts[0].window.plan.epoch
 
     @property
+    def rank(self) -> int:
+        """The rank for which the epoch was planned, which need not be this one."""
+        return self.parts[0].window.plan.rank
+
+    @property
     def num_rows(self) -> int:
         """Rows of all batches."""
         return self.bounds[-1] - self.bounds[0]
@@ -213,6 +218,8 @@ class Assembler:
     Args:
         plan: the epoch.
         start_row: the first row to deliver; the first piece begins at the start of its window.
+        stop_row: where to end, the end of the epoch when not given; the last piece ends where the
+            window of the row before it does.
         done: row ranges beyond it that were delivered before and are left out.
         unit_batches: batches that are encoded at once.
         costs: column of costs and the most that a batch may cost, when batches are cut by cost.
@@ -223,12 +230,14 @@ class Assembler:
         plan: EpochPlan,
         *,
         start_row: int = 0,
+        stop_row: int | None = None,
         done: tuple[tuple[int, int], ...] = (),
         unit_batches: int = 1,
         costs: tuple[str, int] | None = None,
     ) -> None:
         self._plan = plan
         self._start_row = start_row
+        self._stop_row = plan.num_rows if stop_row is None else stop_row
         self._done = done
         self._unit_batches = unit_batches
         self._costs = costs
@@ -274,7 +283,8 @@ class Assembler:
         number = 0
         while batch < stop:
             end = self._plan.batch_end(batch)
-            left_out = end <= self._start_row or self._is_done(batch, end)
+            outside = end <= self._start_row or batch >= self._stop_row
+            left_out = outside or self._is_done(batch, end)
             if not left_out:
                 bounds = [*(bounds or [batch]), end]
             number += 1
@@ -292,7 +302,7 @@ class Assembler:
         assert self._costs is not None
         column, limit = self._costs
         start, stop = self._plan.window(window.index)
-        start = max(start, self._start_row)
+        start, stop = max(start, self._start_row), min(stop, self._stop_row)
         costs = row_costs(one_chunk(Part(window, start, stop).table([column]).column(0)), limit)
         total = np.concatenate([[0.0], np.cumsum(costs)])
         at = 0
@@ -304,7 +314,7 @@ class Assembler:
             if end < len(costs):
                 yield from self._close_batch()
             at = max(at, end)
-        if stop == self._plan.num_rows:
+        if stop == self._stop_row:
             yield from self._close_batch()
             if self._held is not None:
                 yield self._held
@@ -314,8 +324,8 @@ class Assembler:
         parts, self._uncut, self._spent = self._uncut, [], 0.0
         if not parts:
             return
-        ends_epoch = parts[-1].stop == self._plan.num_rows
-        if self._held is not None and ends_epoch and parts[-1].stop - parts[0].start == 1:
+        ends = parts[-1].stop == self._stop_row
+        if self._held is not None and ends and parts[-1].stop - parts[0].start == 1:
             held = self._held
             self._held = replace(held, parts=(*held.parts, *parts), bounds=(held.bounds[0], parts[-1].stop))
             return

@@ -111,7 +111,7 @@ class UnitEncoder:
         carried = pa.table({name: _plain(columns[name]) for name in self.carry})
         return EncodedUnit(
             tuple(
-                self._deliver(item, carried, columns, int(cuts[i]), bounds[i], bounds[i + 1], unit.epoch)
+                self._deliver(item, carried, columns, int(cuts[i]), (bounds[i], bounds[i + 1]), unit)
                 for i, item in enumerate(batches)
             ),
             skipped,
@@ -140,13 +140,13 @@ class UnitEncoder:
         carried: pa.Table,
         columns: Mapping[str, pa.Array],
         at: int,
-        start: int,
-        stop: int,
-        epoch: int,
+        rows: tuple[int, int],
+        unit: Unit,
     ) -> Delivery:
+        start, stop = rows
         if self.sampler is not None:
             own = _plain(columns[self.sampler.item_id_field].slice(at, batch.size))
-            batch = replace(batch, negatives=self.sampler.sample(own, epoch, start))
+            batch = replace(batch, negatives=self.sampler.sample(own, unit.epoch, start, unit.rank))
         if self.pin:
             batch = batch.pin_memory()
         return Delivery(batch, carried.slice(at, batch.size), start, stop, stop - start - batch.size)

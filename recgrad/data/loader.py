@@ -17,13 +17,15 @@ from recgrad.data.batching import Delivery, EncodedUnit, UnitEncoder
 from recgrad.data.coded import CodedEncoder
 from recgrad.data.features.base import Feature
 from recgrad.data.loader_settings import LoaderSettings, resolve_settings
-from recgrad.data.order import EpochPlan, Segment, plan_epoch, skip_rows
+from recgrad.data.order import EpochPlan, Segment, plan_epoch, take_segments
 from recgrad.data.pipeline import Pipeline
-from recgrad.data.position import Position, identify
+from recgrad.data.position import RANKS, Position, identify, split_positions
 from recgrad.data.readers.build import check_declared, open_reader
 from recgrad.data.readers.reader import BLOCK_ROWS, Reader
 from recgrad.data.samplers.build import build_sampler
+from recgrad.data.shares import Lot, Share, deal_batches, deal_rows, join_lots, lots_left
 from recgrad.data.targets import Targets, check_types, find_targets
+from recgrad.errors import DataError
 
 __all__ = ["Loader", "Position", "build_loader"]
 
@@ -77,68 +79,125 @@ class Loader:
         for delivery in self._deliveries(epoch, position):
             yield delivery.batch, delivery.carried
 
+    def position_from(self, text: str) -> Position:
+        """Where this rank goes on, from the positions of all ranks that `join_positions` joined.
+
+        For the same number of ranks that is the rank's own position. For another number, what
+        all ranks together had not consumed is dealt anew: the batches stay as the epoch's first
+        plan has them (with their order, masks and negatives) and go to the ranks in consecutive
+        runs of equally many, some padded by a batch of no rows. Batches that are cut by cost
+        are cut anew, so their sizes and negatives differ from those of the first plan. From
+        the next epoch on, the plan is that of the new number of ranks.
+
+        Raises:
+            DataError: the files or another setting changed, or a rank's position is missing.
+        """
+        positions = split_positions(text)
+        settings = self.settings
+        first, ranks = positions[0], len(positions)
+        said = dict(first.settings).get(RANKS, str(ranks))
+        if said != str(ranks):
+            raise DataError(
+                f"data: the saved position is that of {ranks} of {said} ranks; all of them are needed"
+            )
+        if ranks == settings.world_size:
+            return positions[settings.rank]
+        then = replace(settings, world_size=ranks)
+        first.check(then.order_settings(), self._files)
+        lots: list[Lot] = []
+        for rank, position in enumerate(positions):
+            share = position.share or self._whole(position.epoch, rank, ranks)
+            lots += lots_left(share.lots, position.rows, position.ahead)
+        return replace(self._start(first.epoch), share=self._deal(first.epoch, lots, positions))
+
+    def _deal(self, epoch: int, lots: Sequence[Lot], positions: Sequence[Position]) -> Share:
+        """This rank's share of the lots that are left at `positions`."""
+        settings = self.settings
+        lots = join_lots(lots)
+        num_batches = None
+        if settings.cost:
+            dealt = deal_rows(lots, settings.world_size)
+        else:
+            last = self._plan(epoch, lots[0].rank, lots[0].ranks).last_batch if lots else 0
+            dealt, num_batches = deal_batches(
+                lots, settings.world_size, batch_size=settings.batch_size, last=last
+            )
+        before = positions[0].share or Share((), None)
+        return Share(
+            lots=dealt[settings.rank],
+            num_batches=num_batches,
+            rows_before=before.rows_before + sum(position.rows_seen for position in positions),
+            bad_before=before.bad_before + sum(position.bad_rows for position in positions),
+        )
+
+    def empty_batch(self) -> Batch:
+        """A batch of no rows, for a rank that has none where others have."""
+        return self._nothing.batch
+
     def _deliveries(self, epoch: int, position: Position | None) -> Iterator[Delivery]:
-        plan = self._plan(epoch)
         begin = self._check_position(epoch, position)
+        share = begin.share or self._whole(epoch, self.settings.rank, self.settings.world_size)
         here = begin  # this iterator's own: another one of the same loader may run in between
         self.position = here
-        if plan.num_rows == 0:
-            if begin.batches < plan.num_batches:
-                nothing = self._nothing(plan)
-                self.position = self._after(nothing, begin, 1)
-                yield nothing
-            return
-        self._say_joined(plan)
-        start = begin.rows if self.settings.cost else plan.next_batch(begin.rows)
-        tally = BadRowTally(self.settings.max_bad_row_ratio, begin.rows, begin.bad_rows)
-        pipeline = self._pipeline(plan, start, begin.ahead) if start < plan.num_rows else None
-        if pipeline is None:
-            return
-        try:
-            for _, encoded in pipeline.results():
-                if encoded.skipped is not None:
-                    tally.note(encoded.skipped)
-                for delivery in encoded.deliveries:
-                    tally.add(delivery.stop - delivery.start, delivery.bad_rows)
-                    kept = bool(delivery.batch.size or self._encoder.keep_empty)
-                    here = self._after(delivery, here, int(kept))
-                    self.position = here
-                    if kept:
-                        yield delivery
-            tally.finish()
-        finally:
-            pipeline.close()
-
-    def _after(self, delivery: Delivery, before: Position, batches: int) -> Position:
-        """The position after a delivery."""
-        rows, ahead = before.rows, {*before.ahead, (delivery.start, delivery.stop)}
-        joined: list[tuple[int, int]] = []
-        for start, stop in sorted(ahead):
-            if start <= rows:
-                rows = max(rows, stop)
-            elif joined and joined[-1][1] == start:
-                joined[-1] = (joined[-1][0], stop)
-            else:
-                joined.append((start, stop))
-        return replace(
-            before,
-            batches=before.batches + batches,
-            rows=rows,
-            ahead=tuple(joined),
-            bad_rows=before.bad_rows + delivery.bad_rows,
+        tally = BadRowTally(
+            self.settings.max_bad_row_ratio,
+            share.rows_before + begin.rows_seen,
+            share.bad_before + begin.bad_rows,
         )
+        for shift, encoded in self._encoded(epoch, share, begin):
+            if encoded.skipped is not None:
+                tally.note(encoded.skipped)
+            for delivery in encoded.deliveries:
+                start, stop, bad = delivery.start + shift, delivery.stop + shift, delivery.bad_rows
+                tally.add(stop - start, bad)
+                kept = bool(delivery.batch.size or self._encoder.keep_empty)
+                here = here.after(start, stop, bad_rows=bad, batches=int(kept))
+                self.position = here
+                if kept:
+                    yield delivery
+        tally.finish()
+        while self._encoder.keep_empty and here.batches < (share.num_batches or 0):
+            here = replace(here, batches=here.batches + 1)
+            self.position = here
+            yield self._nothing
+
+    def _encoded(self, epoch: int, share: Share, begin: Position) -> Iterator[tuple[int, EncodedUnit]]:
+        """Units of the share from a position on, each with what to add to make its rows those of the share."""
+        for first, lot in share.numbered():
+            shift = first - lot.start
+            plan = self._plan(epoch, lot.rank, lot.ranks)
+            start = max(begin.rows - shift, lot.start)
+            if not self.settings.cost:
+                start = plan.next_batch(start)
+            if start >= lot.stop:
+                continue
+            self._say_joined(plan)
+            done = tuple((low - shift, high - shift) for low, high in begin.ahead)
+            pipeline = self._pipeline(plan, start, lot.stop, done)
+            try:
+                for _, encoded in pipeline.results():
+                    yield shift, encoded
+            finally:
+                pipeline.close()
 
     def _pipeline(
-        self, plan: EpochPlan, start: int, done: tuple[tuple[int, int], ...]
+        self, plan: EpochPlan, start: int, stop: int, done: tuple[tuple[int, int], ...]
     ) -> Pipeline[EncodedUnit]:
+        """Units of rows `start` to `stop` of a plan, without those that are done; windows are read whole."""
         settings = self.settings
         assembler = Assembler(
-            plan, start_row=start, done=done, unit_batches=settings.unit_batches, costs=settings.cost
+            plan,
+            start_row=start,
+            stop_row=stop,
+            done=done,
+            unit_batches=settings.unit_batches,
+            costs=settings.cost,
         )
         begin, _ = plan.window(plan.window_of(start))
+        _, end = plan.window(plan.window_of(stop - 1))
         unit_rows = settings.unit_batches * settings.batch_size
         return Pipeline(
-            skip_rows(plan.segments, begin),
+            take_segments(plan.segments, begin, end),
             self._read,
             assembler,
             self._encoder,
@@ -162,7 +221,8 @@ class Loader:
             if at >= segment.stop:
                 return
 
-    def _plan(self, epoch: int) -> EpochPlan:
+    def _plan(self, epoch: int, rank: int | None = None, ranks: int | None = None) -> EpochPlan:
+        """What rank `rank` of `ranks` delivers in an epoch; this rank unless told otherwise."""
         settings = self.settings
         return plan_epoch(
             self._counts,
@@ -171,10 +231,16 @@ class Loader:
             window_batches=settings.window_batches,
             seed=settings.seed,
             epoch=epoch,
-            rank=settings.rank,
-            world_size=settings.world_size,
+            rank=settings.rank if rank is None else rank,
+            world_size=settings.world_size if ranks is None else ranks,
             drop_remainder=settings.drop_remainder,
         )
+
+    def _whole(self, epoch: int, rank: int, ranks: int) -> Share:
+        """All that a rank delivers in an epoch."""
+        plan = self._plan(epoch, rank, ranks)
+        lot = Lot(ranks, rank, 0, plan.num_rows)
+        return Share((lot,), None if self.settings.cost else plan.num_batches)
 
     @cached_property
     def _counts(self) -> list[int]:
@@ -200,11 +266,11 @@ class Loader:
                 plan.batch_size + 1,
             )
 
-    def _nothing(self, plan: EpochPlan) -> Delivery:
-        """A batch of no rows, for a rank that has none where others have."""
+    @cached_property
+    def _nothing(self) -> Delivery:
         schema = self._reader.schema
         table = pa.table({name: pa.array([], schema.field(name).type) for name in self._encoder.columns})
-        window = Window(0, 0, (Piece(table, 0, 0),), replace(plan, shuffle=False))
+        window = Window(0, 0, (Piece(table, 0, 0),), replace(self._plan(0), shuffle=False))
         return self._encoder(Unit(0, (Part(window, 0, 0),), (0, 0))).deliveries[0]
 
 
@@ -244,7 +310,7 @@ def build_loader(
     encoder = CodedEncoder(features, reader.coded_columns)
     sampler = None
     if need_labels:
-        sampler = build_sampler(data, features, reader, training=training, seed=seed, rank=rank)
+        sampler = build_sampler(data, features, reader, training=training, seed=seed)
     needed = [*encoder.columns, *targets.columns, *carry_columns]
     needed += [settings.cost[0]] if settings.cost else []
     needed += [sampler.item_id_field] if sampler else []

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from recgrad.config.proto.data_pb2 import DataConfig
+from recgrad.data.position import RANKS
 from recgrad.errors import ConfigError, Problem
 
 UNIT_ROWS = 8192
@@ -57,7 +58,7 @@ class LoaderSettings:
             "seed": self.seed,
             "shuffle": self.shuffle,
             "shuffle_buffer_size": self.shuffle_buffer_size if self.shuffle else 0,
-            "the number of ranks": self.world_size,
+            RANKS: self.world_size,
         }
         return tuple(sorted((name, str(value)) for name, value in values.items()))
 
@@ -83,14 +84,6 @@ def resolve_settings(
     if bool(data.sample_cost_field) != bool(data.batch_cost_size):
         problems.append(
             Problem("data_config", "batch_cost_size and sample_cost_field go together; set both or none")
-        )
-    if cost and world_size > 1:
-        problems.append(
-            Problem(
-                "data_config.batch_cost_size",
-                f"batches cut by cost differ in number between ranks, and there are {world_size}; "
-                "use batch_size, or one process",
-            )
         )
     if problems:
         raise ConfigError(problems)

@@ -67,6 +67,11 @@ class EpochPlan:
         """The window in which a row lies."""
         return min(row // self.window_rows, self.num_windows - 1)
 
+    @property
+    def last_batch(self) -> int:
+        """Where the last batch begins."""
+        return max(self.num_batches - 1, 0) * self.batch_size
+
     def batch_end(self, start: int) -> int:
         """End of the batch that begins at row `start`, a multiple of the batch size."""
         last = start // self.batch_size >= self.num_batches - 1
@@ -163,17 +168,17 @@ def _cut(counts: Sequence[int], order: npt.NDArray[np.int64], start: int, stop: 
     return segments
 
 
-def skip_rows(segments: Sequence[Segment], rows: int) -> tuple[Segment, ...]:
-    """The segments without their first `rows` rows."""
-    left = []
+def take_segments(segments: Sequence[Segment], start: int, stop: int) -> tuple[Segment, ...]:
+    """Rows `start` to `stop` of the segments."""
+    taken = []
+    first = 0
     for segment in segments:
         size = segment.stop - segment.start
-        if rows >= size:
-            rows -= size
-            continue
-        left.append(Segment(segment.fragment, segment.start + rows, segment.stop))
-        rows = 0
-    return tuple(left)
+        low, high = max(start - first, 0), min(stop - first, size)
+        if low < high:
+            taken.append(Segment(segment.fragment, segment.start + low, segment.start + high))
+        first += size
+    return tuple(taken)
 
 
 def random_bits(count: int, *key: int) -> npt.NDArray[np.uint64]:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recgrad.data.order import EpochPlan, Segment, count_batches, permutation, plan_epoch, skip_rows
+from recgrad.data.order import EpochPlan, Segment, count_batches, permutation, plan_epoch, take_segments
 
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(lambda counts: sum(counts) > 0)
 
@@ -115,11 +115,13 @@ def test_permutation_is_the_same_in_every_version():
     assert permutation(10, 7, 3, 2).tolist() == [6, 3, 0, 4, 2, 5, 8, 7, 9, 1]
 
 
-@given(counts=COUNTS, skip=st.integers(0, 200))
-def test_skipping_rows_leaves_what_follows(counts, skip):
+@given(counts=COUNTS, start=st.integers(0, 200), size=st.integers(0, 200))
+def test_taking_segments_takes_these_rows(counts, start, size):
     plan = plan_epoch(counts, batch_size=4, shuffle=True, window_batches=2, seed=0, epoch=0)
-    left = [(s.fragment, row) for s in skip_rows(plan.segments, skip) for row in range(s.start, s.stop)]
-    assert left == rows_of(plan)[skip:]
+    taken = take_segments(plan.segments, start, start + size)
+    assert all(s.start < s.stop for s in taken)
+    rows = [(s.fragment, row) for s in taken for row in range(s.start, s.stop)]
+    assert rows == rows_of(plan)[start : start + size]
 
 
 def test_one_row_at_the_end_joins_the_batch_before():

@@ -13,7 +13,7 @@ from recgrad.errors import ConfigError, Problem
 
 
 def build_sampler(
-    data: DataConfig, features: Sequence[Feature], reader: Reader, *, training: bool, seed: int, rank: int
+    data: DataConfig, features: Sequence[Feature], reader: Reader, *, training: bool, seed: int
 ) -> Sampler | None:
     """The sampler of `data_config` for the data of `reader`, or None when it names none."""
     picked = chosen(data, "sampler")
@@ -25,4 +25,4 @@ def build_sampler(
         raise ConfigError([Problem(f"data_config.{name}", f"this sampler is not supported; use {known}")])
     reader.check_columns([message.item_id_field])
     schema = reader.schema
-    return SAMPLERS[name].build(message, data, features, schema, training=training, seed=seed, rank=rank)
+    return SAMPLERS[name].build(message, data, features, schema, training=training, seed=seed)

@@ -37,7 +37,7 @@ class NegativeSampler(Sampler):
         encoder: of the features that read attributes alone.
         item_id_field: the column of the batch's own items.
         count: items to draw.
-        seed, rank: what draws depend on.
+        seed: what draws depend on, with the place of the batch.
         hashed: own items are compared by hash.
         id_delimiter: what joins several own items in one text.
         mask_probability: how often an item's maskable features are hidden.
@@ -51,7 +51,6 @@ class NegativeSampler(Sampler):
         item_id_field: str,
         count: int,
         seed: int = 0,
-        rank: int = 0,
         hashed: bool = False,
         id_delimiter: str = ";",
         mask_probability: float = 0.0,
@@ -63,7 +62,6 @@ class NegativeSampler(Sampler):
         self.count = count
         self._encoder = encoder
         self._seed = seed
-        self._rank = rank
         self._hashed = hashed
         self._id_delimiter = id_delimiter
         self._mask_probability = mask_probability
@@ -78,7 +76,6 @@ class NegativeSampler(Sampler):
         *,
         training: bool,
         seed: int,
-        rank: int,
     ) -> NegativeSampler:
         """The sampler of a NegativeSampler message; num_eval_sample counts in evaluation when it is set."""
         attributes = tuple(config.attr_fields)
@@ -98,15 +95,14 @@ class NegativeSampler(Sampler):
             item_id_field=config.item_id_field,
             count=config.num_sample if training else config.num_eval_sample or config.num_sample,
             seed=seed,
-            rank=rank,
             hashed=source.hashed,
             id_delimiter=config.item_id_delim,
             mask_probability=data.negative_sample_mask_prob if training else 0.0,
         )
 
-    def sample(self, own: pa.Array, epoch: int, row: int) -> Batch:
+    def sample(self, own: pa.Array, epoch: int, row: int, rank: int) -> Batch:
         """Encoded features of `count` items."""
-        key = (self._seed, epoch, self._rank, row)
+        key = (self._seed, epoch, rank, row)
         rows = draw_others(self.items, self._own_keys(own), self.count, key)
         columns = self.items.take(rows)
         mask = None

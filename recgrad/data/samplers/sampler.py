@@ -34,18 +34,20 @@ class Sampler(ABC):
         *,
         training: bool,
         seed: int,
-        rank: int,
     ) -> Sampler:
         """The sampler of a config message; `schema` holds the columns of the training data."""
 
     @abstractmethod
-    def sample(self, own: pa.Array, epoch: int, row: int) -> Batch:
+    def sample(self, own: pa.Array, epoch: int, row: int, rank: int) -> Batch:
         """Encoded features of sampled items.
 
         Args:
             own: the items of the batch's rows; none of them is drawn.
             epoch: the epoch.
-            row: number of the batch's first row in the epoch. Draws depend on these alone.
+            row: number of the batch's first row in the epoch.
+            rank: the rank whose plan has the batch. Draws depend on the seed and these alone, so a
+                batch has the same negatives when another rank takes it over within the epoch. Batches that
+                are cut by cost are cut anew then, and those that begin elsewhere get other draws.
         """
 
 
