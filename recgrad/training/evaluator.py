@@ -10,25 +10,39 @@ import torch
 
 from recgrad.data.batch import Batch
 from recgrad.data.loader import Loader
+from recgrad.training.signals import StopRequest
 from recgrad.training.task import Task
 
 _log = logging.getLogger("recgrad.training")
 
 
-def evaluate(task: Task, loader: Loader, *, num_steps: int = 0, log_every_steps: int = 0) -> dict[str, float]:
+def evaluate(
+    task: Task,
+    loader: Loader,
+    *,
+    num_steps: int = 0,
+    log_every_steps: int = 0,
+    stop: StopRequest | None = None,
+) -> dict[str, float]:
     """The metrics by name over at most `num_steps` batches (0: all of them).
 
     The task comes back in the mode it was in; its training metrics and generators are untouched.
+
+    Raises:
+        InterruptedBySignal: `stop` was asked for; there are no metrics of a part of the data.
     """
+    stop = stop or StopRequest()
     was_training = task.training
     task.eval()
     task.reset_metrics()
     try:
         with torch.inference_mode():
             for number, batch in enumerate(_limited(loader, num_steps), 1):
+                stop.check()
                 task.update_metrics(task(batch), batch)
                 if log_every_steps and number % log_every_steps == 0:
                     _log.info("evaluated %d batches", number)
+        stop.check()
         return task.compute_metrics()
     finally:
         task.train(was_training)

@@ -181,6 +181,7 @@ def _run(
                 training.eval_loader,
                 num_steps=config.eval_config.num_steps,
                 log_every_steps=config.eval_config.log_step_count_steps,
+                stop=trainer.stop,
             )
         last_metrics.clear()
         last_metrics.update(metrics)
@@ -210,7 +211,8 @@ def _run(
     hint = ""
     if stop.signal is not None:
         command = f"recgrad train {folder / CONFIG_FILE} --continue_train"
-        hint = f"stopped after step {state.step}; go on with: {command}"
+        where = "in the evaluation of" if state.evaluation_due else "after"
+        hint = f"stopped {where} step {state.step}; go on with: {command}"
     return TrainResult(
         model_dir=folder,
         step=state.step,

@@ -1,4 +1,7 @@
-"""SIGTERM and SIGINT: the first asks the run to stop after its step, the second stops at once."""
+"""SIGTERM and SIGINT: the first asks the run to stop after its step, the second stops at once.
+
+An evaluation is left where it is: it changes nothing, and the continued run makes it anew.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ from types import FrameType, TracebackType
 from typing import Any
 
 HANDLED = (signal.SIGTERM, signal.SIGINT)
+
+
+class InterruptedBySignal(Exception):  # noqa: N818 - no error: the run was asked
+    """A signal has come in the midst of something that can be left and made anew."""
 
 
 class StopRequest:
@@ -24,6 +31,11 @@ class StopRequest:
     def exit_code(self) -> int:
         """128 plus the signal's number: 143 for SIGTERM, 130 for SIGINT; 0 without a signal."""
         return 0 if self.signal is None else 128 + self.signal
+
+    def check(self) -> None:
+        """Raises InterruptedBySignal once a signal has come."""
+        if self.signal is not None:
+            raise InterruptedBySignal
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():

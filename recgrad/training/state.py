@@ -18,6 +18,8 @@ class TrainState:
         skipped: updates that were left out because of a loss or gradient that is not finite.
         best: the best value so far of each watched metric, and the step it was reached at.
         stale_evaluations: evaluations since the early-stopping metric last improved.
+        evaluation_due: the evaluation of this step was left because of a signal; the continued run
+            makes it before its first step.
         stopped: why the run ended before its length, or "".
     """
 
@@ -28,6 +30,7 @@ class TrainState:
     skipped: int = 0
     best: dict[str, dict[str, float]] = field(default_factory=dict)
     stale_evaluations: int = 0
+    evaluation_due: bool = False
     stopped: str = ""
 
     def to_tree(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from recgrad.data.loader import Loader, Position
 from recgrad.errors import RecgradError
 from recgrad.optim.updater import StepResult, Updater
 from recgrad.training.hooks.base import Hook, StepReport
-from recgrad.training.signals import StopRequest
+from recgrad.training.signals import InterruptedBySignal, StopRequest
 from recgrad.training.state import TrainState
 from recgrad.training.task import Task
 
@@ -103,11 +103,19 @@ class Trainer:
         return bool(self.state.stopped) or self.stop.signal is not None or self.length.reached(self.state)
 
     def evaluate(self) -> Mapping[str, float]:
-        """Evaluate with averaged weights where there are some; schedules and hooks see the result."""
+        """Evaluate with averaged weights where there are some; schedules and hooks see the result.
+
+        A signal ends it at once, without a result; the state then says that it is due.
+        """
+        self.state.evaluation_due = self._evaluate is not None
         if self._evaluate is None:
             return {}
-        with self._pending.excluded():
-            metrics = self._evaluate(self)
+        try:
+            with self._pending.excluded():
+                metrics = self._evaluate(self)
+        except InterruptedBySignal:
+            return {}
+        self.state.evaluation_due = False
         self.updater.observe(metrics)
         self._call("after_evaluation", metrics)
         return metrics

@@ -10,7 +10,8 @@ class SaveCheckpoints(Hook):
     """Evaluates, then saves, so that a checkpoint holds the verdict on its own weights.
 
     The order matters for exact resume: schedules and early stopping that listen to
-    evaluations are saved after they have heard.
+    evaluations are saved after they have heard. Where a signal cut the evaluation short, the
+    checkpoint says so, and the continued run begins with it.
     """
 
     def __init__(self, *, every_steps: int = 0, every_epochs: int = 0) -> None:
@@ -20,6 +21,8 @@ class SaveCheckpoints(Hook):
 
     def on_start(self, trainer: Trainer) -> None:
         self._saved_step = trainer.state.step if trainer.state.step else -1
+        if trainer.state.evaluation_due:
+            self._evaluate_and_save(trainer)
 
     def after_step(self, trainer: Trainer, report: StepReport) -> None:
         if self.every_steps and report.step % self.every_steps == 0:

@@ -1,7 +1,8 @@
 """The event log: one JSON object a line in model_dir/events.jsonl, and train_eval_result.txt.
 
 A resumed run drops the lines after its checkpoint's step first, so that both files read as
-if the run had never been interrupted.
+if the run had never been interrupted. An evaluation that is still due was not made, whatever
+they say: its run may have been killed before it was saved.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -33,8 +34,14 @@ class EventLog:
 
     def start(self, trainer: Trainer) -> None:
         step = trainer.state.step
-        self._events = _open_after(self.model_dir / EVENTS_FILE, "step", step)
-        self._evaluations = _open_after(self.model_dir / EVALUATIONS_FILE, "global_step", step)
+        evaluated = step - 1 if trainer.state.evaluation_due else step
+        self._events = _open_after(
+            self.model_dir / EVENTS_FILE,
+            lambda event: event.get("step", 0) <= (evaluated if event.get("kind") == "eval" else step),
+        )
+        self._evaluations = _open_after(
+            self.model_dir / EVALUATIONS_FILE, lambda line: line.get("global_step", 0) <= evaluated
+        )
         self._write({"kind": "start", "step": step, "time": time.time()})
 
     def step(self, trainer: Trainer, report: StepReport) -> None:
@@ -76,8 +83,8 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _open_after(path: Path, key: str, step: int) -> IO[str]:
-    """Open a JSON-lines file for appending, without the lines later than `step` or torn ones."""
+def _open_after(path: Path, keeps: Callable[[dict[str, Any]], bool]) -> IO[str]:
+    """Open a JSON-lines file for appending, without the lines that are not kept and torn ones."""
     kept = []
     if path.exists():
         for line in path.read_text().splitlines():
@@ -85,7 +92,7 @@ def _open_after(path: Path, key: str, step: int) -> IO[str]:
                 value = json.loads(line)
             except json.JSONDecodeError:
                 continue  # the last line of a killed run
-            if value.get(key, 0) <= step:
+            if keeps(value):
                 kept.append(line)
     write_file_atomically(path, "".join(line + "\n" for line in kept).encode())
     return path.open("a")

@@ -41,9 +41,11 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         # What an interrupted run wrote after the checkpoint is purged by the reader.
-        step = trainer.state.step + 1 if trainer.state.step else None
-        self._train = SummaryWriter(str(self.model_dir / "train"), purge_step=step)
-        self._evaluation = SummaryWriter(str(self.model_dir / "eval_val"), purge_step=step)
+        state = trainer.state
+        trained = state.step + 1 if state.step else None
+        evaluated = state.step if state.evaluation_due else trained
+        self._train = SummaryWriter(str(self.model_dir / "train"), purge_step=trained)
+        self._evaluation = SummaryWriter(str(self.model_dir / "eval_val"), purge_step=evaluated)
 
     def step(self, trainer: Trainer, report: StepReport) -> None:
         """Steps are not written one by one."""
