@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch.optim import Adadelta, Optimizer
 
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, as_groups
+from recgrad.optim.eager import eager
 
 
 @DENSE_OPTIMIZERS.register("adadelta_optimizer")
@@ -26,7 +27,7 @@ def adadelta(
     Args:
         foreach: loop over operations (true) or over tensors (false); torch's choice when left out.
     """
-    return Adadelta(
+    return eager(Adadelta)(
         as_groups(params),
         lr=lr,
         rho=rho,

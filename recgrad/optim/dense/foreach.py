@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from recgrad.optim.dense.optimizer import Params
+from recgrad.optim.eager import EagerOptimizer
 
 
-class ForeachOptimizer(Optimizer):
+class ForeachOptimizer(EagerOptimizer):
     """An optimizer whose update is written once, for a list of tensors.
 
     With `foreach` (the default) the list holds all of a group's parameters that have

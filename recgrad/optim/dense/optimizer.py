@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from recgrad.optim.eager import eager
 from recgrad.registry import Registry
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]]
@@ -64,7 +65,7 @@ def keep_gradients_contiguous(optimizer: Optimizer) -> None:
 
 
 def fuse(
-    make: Factory, params: Params, fused: bool | None, foreach: bool | None, **options: Any
+    kind: type[Optimizer], params: Params, fused: bool | None, foreach: bool | None, **options: Any
 ) -> Optimizer:
     """An optimizer of torch with its fused kernel where that is asked for or safe.
 
@@ -74,7 +75,7 @@ def fuse(
     if fused is None and foreach is not None:
         fused = False
     use_fused = fused_option(groups, fused)
-    optimizer = make(groups, fused=use_fused, foreach=foreach, **options)
+    optimizer = eager(kind)(groups, fused=use_fused, foreach=foreach, **options)
     if use_fused:
         keep_gradients_contiguous(optimizer)
     return optimizer

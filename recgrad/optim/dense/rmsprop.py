@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch.optim import Optimizer, RMSprop
 
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, as_groups
+from recgrad.optim.eager import eager
 
 
 @DENSE_OPTIMIZERS.register("rmsprop_optimizer")
@@ -29,7 +30,7 @@ def rmsprop(
     Args:
         foreach: loop over operations (true) or over tensors (false).
     """
-    return RMSprop(
+    return eager(RMSprop)(
         as_groups(params),
         lr=lr,
         alpha=alpha,

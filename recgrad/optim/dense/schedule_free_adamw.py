@@ -6,6 +6,7 @@ from schedulefree import AdamWScheduleFree
 from torch.optim import Optimizer
 
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, check_range, in_training
+from recgrad.optim.eager import eager
 
 
 @DENSE_OPTIMIZERS.register("schedule_free_adamw_optimizer")
@@ -43,7 +44,7 @@ def schedule_free_adamw(
         raise ValueError(f"beta1 must be between 0 and 1, got {beta1}")
     check_range("beta2", beta2, 0, 1, open_high=True)
     return in_training(
-        AdamWScheduleFree(
+        eager(AdamWScheduleFree)(
             params,
             lr=lr,
             betas=(beta1, beta2),

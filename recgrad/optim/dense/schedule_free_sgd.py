@@ -6,6 +6,7 @@ from schedulefree import SGDScheduleFree
 from torch.optim import Optimizer
 
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, check_range, in_training
+from recgrad.optim.eager import eager
 
 
 @DENSE_OPTIMIZERS.register("schedule_free_sgd_optimizer")
@@ -40,7 +41,7 @@ def schedule_free_sgd(
     if not 0 < momentum < 1:
         raise ValueError(f"momentum must be between 0 and 1, got {momentum}")
     return in_training(
-        SGDScheduleFree(
+        eager(SGDScheduleFree)(
             params,
             lr=lr,
             momentum=momentum,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from recgrad.errors import CheckpointError
+from recgrad.optim.eager import EagerOptimizer
 from recgrad.optim.sparse.rule import State
 from recgrad.registry import Registry
 
@@ -43,7 +44,7 @@ class Update(NamedTuple):
     step: int
 
 
-class SparseOptimizer(torch.optim.Optimizer):
+class SparseOptimizer(EagerOptimizer):
     """A rule over the tables of an engine, as a torch optimizer.
 
     Gradients of all backward passes since the last step are summed per row, and each touched
@@ -271,13 +272,13 @@ class Combined(SparseOptimizer):
         self._members = [kind for member in members for kind in member._kinds]
         for member in members:
             self._by_handle.update(member._by_handle)
-        torch.optim.Optimizer.__init__(self, [g for m in members for g in m.param_groups], {})
+        EagerOptimizer.__init__(self, [g for m in members for g in m.param_groups], {})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Take over a member's group."""
         if len(self._kinds) >= len(self._members):
             raise ValueError("tables must be given to a combined optimizer through its members")
-        torch.optim.Optimizer.add_param_group(self, param_group)
+        EagerOptimizer.add_param_group(self, param_group)
         self._kinds.append(self._members[len(self._kinds)])
         for table in self._tables(self.param_groups[-1]):
             if table.name in self._steps:
