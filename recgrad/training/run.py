@@ -189,8 +189,7 @@ def _run(
 
     def save_now(trainer: Trainer) -> None:
         checkpoints.save(capture(training, trainer.state))
-        best = trainer.state.best.get("checkpoint")
-        if best is not None and best["step"] == trainer.state.step:
+        if trainer.state.best.get("step") == trainer.state.step:
             checkpoints.mark_best(trainer.state.step)
 
     with StopRequest() as stop:

@@ -16,8 +16,9 @@ class TrainState:
         samples: rows trained on.
         position: where the last consumed batch ended, as JSON; None at the start of an epoch.
         skipped: updates that were left out because of a loss or gradient that is not finite.
-        best: the best value so far of each watched metric, and the step it was reached at.
-        stale_evaluations: evaluations since the early-stopping metric last improved.
+        best: of the best checkpoint so far, the metric it is best by, the value and the step.
+        watched: the metric of early stopping and its (step, value) at every evaluation, so that
+            changed settings judge the evaluations before them as well.
         evaluation_due: the evaluation of this step was left because of a signal; the continued run
             makes it before its first step.
         stopped: why the run ended before its length, or "".
@@ -28,8 +29,8 @@ class TrainState:
     samples: int = 0
     position: str | None = None
     skipped: int = 0
-    best: dict[str, dict[str, float]] = field(default_factory=dict)
-    stale_evaluations: int = 0
+    best: dict[str, Any] = field(default_factory=dict)
+    watched: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     evaluation_due: bool = False
     stopped: str = ""
 

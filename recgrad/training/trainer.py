@@ -86,6 +86,7 @@ class Trainer:
 
     def run(self) -> TrainState:
         """Train until the length is reached, a hook ends the run, or a signal asks to stop."""
+        self.state.stopped = ""  # what ended a run before may have changed: hooks judge anew
         try:
             self._call("on_start")
             self._pending = _Pending()

@@ -37,7 +37,7 @@ class Hook:
     """Base class; every method does nothing."""
 
     def on_start(self, trainer: Trainer) -> None:
-        """Before the first step of this process."""
+        """Before the first step of this process; what ended the run before must say so again."""
 
     def after_step(self, trainer: Trainer, report: StepReport) -> None:
         """After an update."""

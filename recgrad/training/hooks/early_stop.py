@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from recgrad.errors import RecgradError, nearest
@@ -38,6 +38,15 @@ class Watch:
         return gain > self.min_delta
 
 
+def judge(watch: Watch, values: Sequence[float]) -> tuple[int | None, int]:
+    """The position of the best of some evaluations, and how many have passed since the last improvement."""
+    best = None
+    for number, value in enumerate(values):
+        if watch.improves(value, None if best is None else values[best]):
+            best = number
+    return best, len(values) - (0 if best is None else best + 1)
+
+
 class KeepBest(Hook):
     """Remembers the step with the best value, so that its checkpoint is kept."""
 
@@ -46,30 +55,43 @@ class KeepBest(Hook):
 
     def after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         value = self.watch.value(metrics)
-        best = trainer.state.best.get("checkpoint")
-        if self.watch.improves(value, None if best is None else best["value"]):
-            trainer.state.best["checkpoint"] = {"value": value, "step": trainer.state.step}
+        best = trainer.state.best
+        # The value of another metric says nothing: a config may have changed since.
+        comparable = best.get("metric") == self.watch.metric
+        if self.watch.improves(value, best["value"] if comparable else None):
+            trainer.state.best = {"metric": self.watch.metric, "value": value, "step": trainer.state.step}
 
 
 class EarlyStop(Hook):
-    """Ends the run when `patience` evaluations in a row bring no improvement."""
+    """Ends the run when `patience` evaluations in a row bring no improvement.
+
+    A run that goes on is judged at its start by all evaluations it has had, so that one that
+    was stopped goes on if, by settings that have changed, it should not have been.
+    """
 
     def __init__(self, watch: Watch, patience: int) -> None:
         self.watch = watch
         self.patience = patience
 
+    def on_start(self, trainer: Trainer) -> None:
+        self._end_if_stale(trainer)
+
     def after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        state = trainer.state
         value = self.watch.value(metrics)
-        best = state.best.get("early_stopping")
-        if self.watch.improves(value, None if best is None else best["value"]):
-            state.best["early_stopping"] = {"value": value, "step": state.step}
-            state.stale_evaluations = 0
-            return
-        state.stale_evaluations += 1
-        if state.stale_evaluations >= self.patience:
-            reached = "never" if best is None else f"{best['value']:.6g} at step {int(best['step'])}"
+        seen = self._seen(trainer)
+        trainer.state.watched = {self.watch.metric: [*seen, (trainer.state.step, value)]}
+        self._end_if_stale(trainer)
+
+    def _seen(self, trainer: Trainer) -> list[tuple[int, float]]:
+        """Steps and values of the metric so far; none of those of another metric."""
+        return trainer.state.watched.get(self.watch.metric, [])
+
+    def _end_if_stale(self, trainer: Trainer) -> None:
+        seen = self._seen(trainer)
+        best, stale = judge(self.watch, [value for _, value in seen])
+        if stale >= self.patience:
+            reached = "never" if best is None else f"{seen[best][1]:.6g} at step {seen[best][0]}"
             trainer.end(
-                f"early stopping: {self.watch.metric} has not improved for {self.patience} evaluations "
+                f"early stopping: {self.watch.metric} has not improved for {stale} evaluations "
                 f"(best: {reached})"
             )
