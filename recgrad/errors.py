@@ -44,6 +44,18 @@ class CheckpointError(RecgradError):
     """A checkpoint that is missing, damaged or does not fit the model."""
 
 
+class ProcessError(RecgradError):
+    """A process of a distributed run that is late or gone, or failed by itself.
+
+    Attributes:
+        reported: whether another process has told, or will tell, the user of it.
+    """
+
+    def __init__(self, message: str, *, reported: bool = False) -> None:
+        super().__init__(message)
+        self.reported = reported
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The hint that ends an unknown-name error: `; did you mean 'x'?`, or nothing."""
     matches = get_close_matches(name, list(known), n=1, cutoff=0.6)

@@ -1,4 +1,4 @@
-"""Precision, clipping, early stopping, summaries and export."""
+"""Precision, clipping, processes, early stopping, summaries and export."""
 
 from __future__ import annotations
 
@@ -44,6 +44,13 @@ def check_clipping(context: Context) -> None:
             )
         elif clipping.clipping_type == "value":
             _without_effect(context, node, ("norm_type", "enable_global_grad_clip"), "norm")
+
+
+@CHECKS.register("processes")
+def check_processes(context: Context) -> None:
+    """Processes that wait for each other at all."""
+    for node in context.of("TrainConfig"):
+        context.ranged(node, "process_timeout_secs", 1)
 
 
 @CHECKS.register("summaries")

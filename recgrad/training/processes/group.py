@@ -1,0 +1,285 @@
+"""The processes of a run: one alone, or several that compute together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from recgrad.errors import ProcessError, RecgradError
+from recgrad.training.processes.blame import comes_from_a_peer, find_cause, first_line
+from recgrad.training.processes.board import ANSWER_SECS, Board, Failure, connect, known
+from recgrad.training.processes.environment import Environment, read_environment
+from recgrad.training.processes.heartbeat import Heartbeat, Pulse, host_identity, is_gone
+
+DEFAULT_TIMEOUT_SECS = 600.0
+BUCKET_BYTES = 32 * 2**20
+LEAVE_SECS = 5.0
+LOOK_SECS = 3.0
+INTERRUPTED = 130
+
+
+class Processes:
+    """The ranks of a run, as one of them sees it; alone, every method is trivial.
+
+    Attributes:
+        rank: of this process, from 0 to world_size − 1.
+        restarts: how often the launcher has started the run anew.
+        is_main: whether this is rank 0, which talks and writes.
+        distributed: whether a launcher started the run, so that there is a process group.
+        device: of this process's tensors.
+    """
+
+    def __init__(self, environment: Environment | None = None, device: torch.device | None = None) -> None:
+        environment = environment or Environment()
+        self.environment = environment
+        self.rank = environment.rank
+        self.world_size = environment.world_size
+        self.local_rank = environment.local_rank
+        self.restarts = environment.restarts
+        self.distributed = environment.distributed
+        self.is_main = self.rank == 0
+        self.device = device or torch.device("cpu")
+        self.timeout_secs = DEFAULT_TIMEOUT_SECS
+        self._pulse = Pulse(self.rank)
+        self.doing = self._pulse.doing
+
+    def set_timeout(self, timeout_secs: float) -> None:
+        """How long a collective waits for a rank, from now on."""
+        if timeout_secs < 1:
+            raise RecgradError(f"train_config.process_timeout_secs: must be at least 1, got {timeout_secs:g}")
+        self.timeout_secs = timeout_secs
+        if self.distributed:
+            _set_pg_timeout(timedelta(seconds=timeout_secs))
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sums over ranks, in float64; all ranks get the same bits."""
+        if not self.distributed:
+            return [float(value) for value in values]
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank gave, in the order of ranks; all ranks get all."""
+        if not self.distributed:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """What rank 0 gave; what others give is not looked at."""
+        if not self.distributed:
+            return value
+        values = [value if self.is_main else None]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        if self.distributed:
+            dist.all_reduce(torch.zeros(1))
+
+    def average_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its mean over ranks; all ranks get the same bits.
+
+        Ranks give the same shapes and types in the same order. Tensors of a type are laid end to
+        end and reduced in large pieces; halves are added as float32.
+        """
+        if self.world_size == 1:
+            return
+        kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for tensor in tensors:
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        for same in kinds.values():
+            for bucket in _buckets(same):
+                self._average_bucket(bucket)
+
+    def _average_bucket(self, bucket: Sequence[Tensor]) -> None:
+        kind = bucket[0].dtype
+        sum_kind = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
+        flat = torch.cat([tensor.detach().reshape(-1).to(sum_kind) for tensor in bucket])
+        dist.all_reduce(flat)
+        flat.div_(self.world_size)
+        parts = torch.split_with_sizes(flat, [tensor.numel() for tensor in bucket])
+        for tensor, part in zip(bucket, parts):
+            tensor.detach().copy_(part.view(tensor.shape))
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Around what the rank does: its failure is told to all, and another rank's is explained."""
+        yield
+
+
+class _Group(Processes):
+    """Processes with a process group, a notice board and signs of life."""
+
+    def __init__(self, environment: Environment, device: torch.device, timeout_secs: float) -> None:
+        super().__init__(environment, device)
+        self.timeout_secs = timeout_secs
+        # A launcher's store is there before the ranks are; rank 0 may come late with one of its own.
+        wait_secs = min(timeout_secs, 60.0) if environment.agent_store else timeout_secs
+        self._store = connect(environment, wait_secs)
+        self._hosts_store = self.is_main and not environment.agent_store
+        self._board = Board(self._store, self.world_size, self.restarts)
+        self._heartbeat = Heartbeat(
+            self._pulse, self._second_board, None if environment.agent_store or self.is_main else 0
+        )
+
+    def open(self) -> None:
+        """Meet the other ranks."""
+        self.doing("meeting the other ranks")
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        dist.init_process_group(
+            "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl",
+            store=PrefixStore(f"group/{self.restarts}", self._store),
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timedelta(seconds=self.timeout_secs),
+        )
+
+    def leave(self) -> None:
+        """Wait until all ranks have done their work, however long one takes."""
+        self.doing("done")
+        self._board.add("done")
+        pause, looked = 0.005, time.monotonic()
+        while self._board.add("done", 0) < self.world_size:
+            if self._board.failure() is not None:
+                raise RuntimeError("connection reset by peer: a rank failed before all were done")
+            if time.monotonic() - looked > LOOK_SECS:
+                looked = time.monotonic()
+                gone = [beat for beat in known(self._board.beats()) if is_gone(beat)]
+                if gone and self._board.add("done", 0) < self.world_size:
+                    raise RuntimeError("connection reset by peer: a rank ended before all were done")
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+    def close(self) -> None:
+        """Give back the process group, the thread and the store."""
+        with suppress(Exception):
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        self._heartbeat.stop()
+        with suppress(Exception):
+            # The store must stay until the others have read what is on the board.
+            closed = self._board.add("closed")
+            deadline = time.monotonic() + LEAVE_SECS
+            while self._hosts_store and closed < self.world_size and time.monotonic() < deadline:
+                time.sleep(0.02)
+                closed = self._board.add("closed", 0)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._tell("stopped", "was interrupted")
+            if self.is_main:
+                raise
+            raise SystemExit(INTERRUPTED) from None
+        except ProcessError:
+            raise
+        except Exception as error:
+            self._explain(error)
+            raise
+
+    def _explain(self, error: Exception) -> None:
+        """Raise a ProcessError for what another rank caused, and tell the others of the rest."""
+        own = self._pulse.beat()
+        try:
+            if comes_from_a_peer(error):
+                cause = find_cause(self._board, own, error, self.timeout_secs)
+                published = self._board.fail(cause)
+                raise self._error(published) from error
+            kind = "error" if isinstance(error, RecgradError) else "crash"
+            text = str(error) if kind == "error" else f"{type(error).__name__}: {first_line(error)}"
+            published = self._board.fail(Failure(self.rank, own.host, kind, text))
+        except (RuntimeError, OSError) as lost:
+            if comes_from_a_peer(error):
+                raise ProcessError(self._store_lost()) from lost
+            return
+        if published.rank != self.rank:
+            raise self._error(published) from error
+
+    def _tell(self, kind: str, message: str) -> None:
+        with suppress(Exception):
+            self._board.fail(Failure(self.rank, host_identity(), kind, message))
+
+    def _error(self, failure: Failure) -> ProcessError:
+        """What this rank says of a failure, and whether the user has been told already."""
+        by_other = failure.kind in ("late", "gone")
+        text = failure.message if by_other else f"rank {failure.rank} failed: {failure.message}"
+        if failure.kind == "late":
+            setting = f"train_config.process_timeout_secs (now {self.timeout_secs:g})"
+            text += f"\na slow rank is waited for longer with {setting}"
+        watched = failure.kind == "gone" and self._board.has_launcher()
+        same_terminal = failure.host == host_identity()
+        told = watched or (failure.rank != self.rank and (same_terminal or self.local_rank != 0))
+        return ProcessError(text, reported=told)
+
+    def _store_lost(self) -> str:
+        holder = "the launcher" if self.environment.agent_store else "rank 0"
+        seen = self._heartbeat.seen
+        last = ""
+        if seen is not None:
+            last = f" (last seen {max(time.time() - seen.at, 0):.0f} s ago at '{seen.doing}')"
+        return f"{holder} is gone{last}; rank {self.rank} was at '{self._pulse.what}'"
+
+    def _second_board(self) -> Board:
+        store = connect(self.environment, ANSWER_SECS, host=False)
+        return Board(store, self.world_size, self.restarts)
+
+
+@contextmanager
+def open_processes(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> Iterator[Processes]:
+    """The processes of this run as torchrun's variables tell, guarded; alone without them."""
+    environment = read_environment()
+    if not environment.distributed:
+        yield Processes(environment)
+        return
+    group = _Group(environment, _device(environment), timeout_secs)
+    try:
+        with group.guard():
+            group.open()
+            yield group
+            group.leave()
+    finally:
+        group.close()
+
+
+def _device(environment: Environment) -> torch.device:
+    """A GPU for each rank of this machine, or the CPU for all."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not gpus:
+        return torch.device("cpu")
+    if gpus < environment.local_world_size:
+        raise RecgradError(
+            f"{environment.local_world_size} processes on this machine but {gpus} GPUs; start at most {gpus} "
+            "(--nproc-per-node), or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on CPUs"
+        )
+    return torch.device("cuda", environment.local_rank)
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors of one type in runs of a bounded size."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        nbytes = tensor.numel() * tensor.element_size()
+        if bucket and size + nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += nbytes
+    if bucket:
+        yield bucket

@@ -1,0 +1,133 @@
+"""Signs of life: a thread that says now and then what its process does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from recgrad.training.processes.board import Beat, Board
+
+EVERY_SECS = 1.0
+# Where a frame on top means that the process waits for others.
+COLLECTIVES = (f"torch{os.sep}distributed{os.sep}", f"torchrec{os.sep}distributed{os.sep}")
+OWN_CODE = f"{os.sep}recgrad{os.sep}"
+
+
+class Pulse:
+    """What this process does now; the main thread writes it, the heartbeat reads it."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._now: tuple[str, float, int] = ("starting", time.time(), 0)
+        self._number = 0
+        self._thread = threading.get_ident()
+
+    def doing(self, what: str) -> None:
+        """Say what the process does from now on."""
+        self._now = (what, time.time(), self._now[2] + 1)
+
+    @property
+    def what(self) -> str:
+        """What it does."""
+        return self._now[0]
+
+    def beat(self) -> Beat:
+        """A sign of life of this moment."""
+        self._number += 1
+        what, since, moves = self._now
+        frame = sys._current_frames().get(self._thread)
+        return Beat(
+            rank=self.rank,
+            host=host_identity(),
+            pid=os.getpid(),
+            started=start_ticks(os.getpid()),
+            number=self._number,
+            at=time.time(),
+            doing=what,
+            since=since,
+            moves=moves,
+            waiting=_waits(frame),
+            where=_place(frame),
+        )
+
+
+class Heartbeat:
+    """Leaves a sign of life each second through a connection of its own."""
+
+    def __init__(self, pulse: Pulse, board: Callable[[], Board], watch: int | None = None) -> None:
+        """`board` connects; `watch` is a rank whose last sign of life is kept here as well."""
+        self.seen: Beat | None = None
+        self._pulse = pulse
+        self._board = board
+        self._watch = watch
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="recgrad-heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self._thread.join(timeout=2 * EVERY_SECS)
+
+    def _run(self) -> None:
+        try:
+            board = self._board()
+            while True:
+                board.beat(self._pulse.beat())
+                if self._watch is not None:
+                    self.seen = board.beat_of(self._watch) or self.seen
+                if self._stopped.wait(EVERY_SECS):
+                    return
+        except Exception:
+            # The store is gone, and with it whoever would read the sign. What that means for the
+            # run is for its collectives to find out.
+            return
+
+
+def host_identity() -> str:
+    """The machine and its space of process ids: equal for processes that can see each other."""
+    try:
+        space = os.readlink("/proc/self/ns/pid")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        space, boot = "", ""
+    return f"{socket.gethostname()} {boot} {space}"
+
+
+def start_ticks(pid: int) -> int:
+    """When a process began, in the kernel's ticks; −1 when it is gone or a zombie, 0 if unknown."""
+    if not os.path.isdir("/proc/self"):
+        return 0
+    try:
+        # The name, in parentheses, may hold spaces and parentheses.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return -1
+    state, ticks = fields[0], int(fields[19])
+    return -1 if state in "ZX" else ticks
+
+
+def is_gone(beat: Beat) -> bool | None:
+    """Whether the process of a sign of life has ended; None where that cannot be looked up."""
+    if beat.host != host_identity() or beat.started <= 0:
+        return None
+    return start_ticks(beat.pid) != beat.started
+
+
+def _waits(frame: FrameType | None) -> bool:
+    return frame is not None and any(place in frame.f_code.co_filename for place in COLLECTIVES)
+
+
+def _place(frame: FrameType | None) -> str:
+    """The innermost line of ours, else the innermost line."""
+    inner = frame
+    while frame is not None and OWN_CODE not in frame.f_code.co_filename:
+        frame = frame.f_back
+    frame = frame or inner
+    return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
