@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,10 @@ from torch.optim import Optimizer
 from recgrad.errors import CheckpointError
 from recgrad.optim.part import OptimizerPart, averages_weights, distinct_optimizers
 from recgrad.optim.roles import batch_norms
+
+BatchNorm: TypeAlias = nn.modules.batchnorm._BatchNorm
+Statistics: TypeAlias = list[list[Tensor]]
+"""The running mean, variance and count of each BatchNorm layer."""
 
 
 class EMA:
@@ -160,20 +164,49 @@ def restored(parameters: Iterable[Tensor]) -> Iterator[None]:
                 parameter.copy_(value)
 
 
-@contextmanager
-def reestimated_batch_norm(model: nn.Module, forward: Callable[[], object]) -> Iterator[None]:
-    """Gives BatchNorm layers the statistics of the weights now in the model, for a while.
+class ReestimatedBatchNorm:
+    """BatchNorm statistics that fit averaged weights, gathered once for the same weights.
 
     Running means and variances were gathered under the weights in training; averaged weights
-    have others. `forward` runs the model over some batches; the statistics become the plain
-    mean over these. Everything but the BatchNorm layers is in evaluation mode meanwhile, so
-    dropout does not disturb them. Afterwards the old statistics and modes are back.
+    have others.
+    """
+
+    def __init__(self) -> None:
+        self._updates: int | None = None
+        self._statistics: Statistics = []
+
+    @contextmanager
+    def applied(self, model: nn.Module, updates: int, forward: Callable[[], object]) -> Iterator[None]:
+        """Gives the model's BatchNorm layers the statistics of the weights now in it, for a while.
+
+        Args:
+            model: afterwards it has the old statistics and modes back.
+            updates: how many updates the weights have had; the same number means the same weights.
+            forward: runs the model over some batches.
+        """
+        norms = batch_norms(model)
+        old = _statistics(norms)
+        if self._updates != updates:
+            self._statistics = estimate_batch_norm(model, forward)
+            self._updates = updates
+        try:
+            _put(norms, self._statistics)
+            yield
+        finally:
+            _put(norms, old)
+
+
+def estimate_batch_norm(model: nn.Module, forward: Callable[[], object]) -> Statistics:
+    """The statistics of the BatchNorm layers under the weights now in the model.
+
+    They are the plain means over the batches that `forward` runs the model on. Everything but
+    the BatchNorm layers is in evaluation mode meanwhile, so dropout does not disturb them.
+    Afterwards the model has its own statistics and modes back.
     """
     norms = batch_norms(model)
     if not norms:
-        yield
-        return
-    saved = [(norm, norm.momentum, [b.clone() for b in _statistics(norm)]) for norm in norms]
+        return []
+    old, momenta = _statistics(norms), [norm.momentum for norm in norms]
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -183,19 +216,24 @@ def reestimated_batch_norm(model: nn.Module, forward: Callable[[], object]) -> I
             norm.train()
         with torch.no_grad():
             forward()
-        for norm, momentum, _ in saved:
-            norm.momentum = momentum
-        for module, mode in modes:
-            module.training = mode
-        yield
+        return _statistics(norms)
     finally:
-        for norm, momentum, statistics in saved:
+        _put(norms, old)
+        for norm, momentum in zip(norms, momenta):
             norm.momentum = momentum
-            for buffer, value in zip(_statistics(norm), statistics):
-                buffer.copy_(value)
         for module, mode in modes:
             module.training = mode
 
 
-def _statistics(norm: nn.modules.batchnorm._BatchNorm) -> list[Tensor]:
+def _buffers(norm: BatchNorm) -> list[Tensor]:
     return [b for b in (norm.running_mean, norm.running_var, norm.num_batches_tracked) if b is not None]
+
+
+def _statistics(norms: Iterable[BatchNorm]) -> Statistics:
+    return [[buffer.clone() for buffer in _buffers(norm)] for norm in norms]
+
+
+def _put(norms: Iterable[BatchNorm], statistics: Statistics) -> None:
+    for norm, values in zip(norms, statistics):
+        for buffer, value in zip(_buffers(norm), values):
+            buffer.copy_(value)

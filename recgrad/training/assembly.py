@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from recgrad.config import PipelineConfig, to_kwargs
@@ -13,6 +13,7 @@ from recgrad.data.loader import Loader, build_loader
 from recgrad.embedding.build import build_sparse_optimizer
 from recgrad.embedding.local.engine import LocalEngine
 from recgrad.models.build import build_model
+from recgrad.optim.averaging import ReestimatedBatchNorm
 from recgrad.optim.from_config import build_updater
 from recgrad.optim.roles import parameter_roles
 from recgrad.optim.sparse import SparseOptimizer
@@ -35,6 +36,7 @@ class Training:
 
     Attributes:
         evaluate_ema: whether evaluation sees the moving average of the weights, if there is one.
+        batch_norm: the statistics under averaged weights; an evaluation and the save after it share them.
     """
 
     task: Task
@@ -43,6 +45,7 @@ class Training:
     train_loader: Loader
     eval_loader: Loader | None
     evaluate_ema: bool = True
+    batch_norm: ReestimatedBatchNorm = field(default_factory=ReestimatedBatchNorm)
 
 
 def features_of(config: PipelineConfig) -> list[Feature]:

@@ -6,15 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 
-from recgrad.optim.averaging import reestimated_batch_norm
 from recgrad.training.assembly import Training
+from recgrad.training.signals import StopRequest
 
 BATCH_NORM_BATCHES = 20
 
 
 @contextmanager
-def evaluated_weights(training: Training) -> Iterator[None]:
-    """The averaged weights (EMA, schedule-free), with BatchNorm statistics that fit them."""
+def evaluated_weights(training: Training, stop: StopRequest | None = None) -> Iterator[None]:
+    """The averaged weights (EMA, schedule-free), with BatchNorm statistics that fit them.
+
+    Raises:
+        InterruptedBySignal: `stop` was asked for while the statistics were gathered.
+    """
     updater = training.updater
     if updater.ema is not None and not training.evaluate_ema:
         yield
@@ -23,10 +27,13 @@ def evaluated_weights(training: Training) -> Iterator[None]:
         if not updater.reestimates_batch_norm:
             yield
             return
-        with reestimated_batch_norm(training.task, lambda: _run_some_batches(training)):
+        with training.batch_norm.applied(
+            training.task, updater.num_updates, lambda: _run_some_batches(training, stop or StopRequest())
+        ):
             yield
 
 
-def _run_some_batches(training: Training) -> None:
+def _run_some_batches(training: Training, stop: StopRequest) -> None:
     for batch in islice(training.train_loader.epoch(0), BATCH_NORM_BATCHES):
+        stop.check()
         training.task(batch)

@@ -175,7 +175,7 @@ def _run(
 
     def evaluate_now(trainer: Trainer) -> Mapping[str, float]:
         assert training.eval_loader is not None
-        with evaluated_weights(training):
+        with evaluated_weights(training, trainer.stop):
             metrics = evaluate_task(
                 training.task,
                 training.eval_loader,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from recgrad.errors import CheckpointError
-from recgrad.optim.averaging import EMA, reestimated_batch_norm
+from recgrad.optim.averaging import EMA, ReestimatedBatchNorm
 
 
 def test_ema_is_the_average_by_hand():
@@ -116,7 +116,8 @@ def test_batch_norm_gets_the_statistics_of_the_weights_in_the_model(make_run, ba
         for pairs in batches:
             run.model(pairs)
 
-    with run.updater.averaged(), reestimated_batch_norm(run.model, forward):
+    estimate = ReestimatedBatchNorm()
+    with run.updater.averaged(), estimate.applied(run.model, 4, forward):
         seen = [run.model.tower[0](embed(run.model, pairs)) for pairs in batches]
         torch.testing.assert_close(norm.running_mean, torch.stack([s.mean(0) for s in seen]).mean(0))
         torch.testing.assert_close(norm.running_var, torch.stack([s.var(0) for s in seen]).mean(0))
@@ -125,6 +126,46 @@ def test_batch_norm_gets_the_statistics_of_the_weights_in_the_model(make_run, ba
     assert norm.momentum == 0.1
     assert norm.training
     assert not run.model.tower[2].training
+
+
+def test_batch_norm_is_estimated_once_for_the_same_weights():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    batches = torch.randn(4, 8, 2, generator=torch.Generator().manual_seed(3))
+    passes, estimate = [], ReestimatedBatchNorm()
+
+    def forward():
+        passes.append(len(passes))
+        for batch in batches:
+            model(batch)
+
+    def seen(updates):
+        with estimate.applied(model, updates, forward):
+            return {name: value.clone() for name, value in model[1].named_buffers()}
+
+    first, again = seen(7), seen(7)
+    assert len(passes) == 1
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    model[0].weight.data.mul_(2)
+    later = seen(8)
+    assert len(passes) == 2
+    assert not torch.equal(first["running_var"], later["running_var"])
+    assert model[1].num_batches_tracked == 0
+
+
+def test_an_estimate_that_fails_is_not_remembered():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    estimate = ReestimatedBatchNorm()
+
+    def fail():
+        model(torch.ones(4, 2))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), estimate.applied(model, 1, fail):
+        pass
+    assert model[1].num_batches_tracked == 0
+    assert model[1].momentum == 0.1
+    with estimate.applied(model, 1, lambda: model(torch.randn(4, 2))):
+        assert model[1].num_batches_tracked == 1
 
 
 def embed(model, pairs):
@@ -146,5 +187,5 @@ def test_a_model_without_batch_norm_is_left_alone():
     def forward():
         raise AssertionError("there is nothing to estimate")
 
-    with reestimated_batch_norm(model, forward):
+    with ReestimatedBatchNorm().applied(model, 0, forward):
         pass

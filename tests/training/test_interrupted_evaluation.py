@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import recgrad
 from recgrad.config import PipelineConfig
+from recgrad.training import averaged
 from recgrad.training.checkpoint import CheckpointManager, read_checkpoint
 from recgrad.training.task import Task
 
@@ -210,11 +212,56 @@ def signal_in_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(Task, "update_train_metrics", update)
 
 
+def with_averaged_weights(config: PipelineConfig) -> None:
+    config.train_config.dense_optimizer.schedule_free_adamw_optimizer.lr = 0.01
+    config.model_config.deepfm.deep.use_bn = True
+
+
 def test_averaged_weights_are_put_back(
     config: PipelineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config.train_config.dense_optimizer.schedule_free_adamw_optimizer.lr = 0.01
-    config.model_config.deepfm.deep.use_bn = True
+    with_averaged_weights(config)
     train_whole_and_cut(config, tmp_path, monkeypatch, 13)
     recgrad.train(config, model_dir=tmp_path / "cut", continue_train=True)
     assert_same_end(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_while_batch_norm_is_estimated(
+    config: PipelineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The save that follows gathers the statistics of the step itself."""
+    with_averaged_weights(config)
+    recgrad.train(config, model_dir=tmp_path / "whole")
+    original, passes = Task.forward, 0
+
+    def forward(self: Task, batch: Any) -> Any:
+        nonlocal passes
+        passes += not torch.is_grad_enabled()
+        if passes == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Task, "forward", forward)
+        stopped = recgrad.train(config, model_dir=tmp_path / "cut")
+    assert (stopped.step, stopped.exit_code) == (4, 143)
+    assert passes == 5 + 16  # an epoch has 16 batches, less than are looked at
+    recgrad.train(config, model_dir=tmp_path / "cut", continue_train=True)
+    assert_same_end(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_batch_norm_is_estimated_once_a_step(
+    config: PipelineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluation and the save of a step see the same statistics."""
+    with_averaged_weights(config)
+    original, estimates = averaged._run_some_batches, 0
+
+    def run_some_batches(*arguments: Any) -> None:
+        nonlocal estimates
+        estimates += 1
+        original(*arguments)
+
+    monkeypatch.setattr(averaged, "_run_some_batches", run_some_batches)
+    recgrad.train(config, model_dir=tmp_path)
+    assert estimates == 3
