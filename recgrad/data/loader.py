@@ -162,7 +162,7 @@ class Loader:
             yield self._nothing
 
     def _encoded(self, epoch: int, share: Share, begin: Position) -> Iterator[tuple[int, EncodedUnit]]:
-        """Units of the share from a position on, each with what to add to make its rows those of the share."""
+        """Units of the share from a position on, each with what makes its rows those of the share."""
         for first, lot in share.numbered():
             shift = first - lot.start
             plan = self._plan(epoch, lot.rank, lot.ranks)

@@ -109,11 +109,12 @@ def deal_rows(lots: Sequence[Lot], ranks: int) -> list[tuple[Lot, ...]]:
     one row is of no use to BatchNorm.
     """
     counts = [lot.num_rows for lot in lots]
-    edges = {0, *accumulate(counts)}
+    cuts = {0, *accumulate(counts)}
     bounds = []
     for bound in _even_bounds(sum(counts), ranks):
-        near = [place for place in (bound, bound - 1, bound + 1) if place in edges]
+        near = [place for place in (bound, bound - 1, bound + 1) if place in cuts]
         bounds.append(near[0] if near else bound)
+        cuts.add(bounds[-1])
     return _deal(lots, counts, bounds, 1)
 
 
