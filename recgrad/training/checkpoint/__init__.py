@@ -3,7 +3,7 @@
 from recgrad.training.checkpoint.diff import Difference, diff_snapshots
 from recgrad.training.checkpoint.manager import CheckpointManager, resolve_checkpoint
 from recgrad.training.checkpoint.manifest import Manifest, load_manifest
-from recgrad.training.checkpoint.reader import read_checkpoint, verify_checkpoint
+from recgrad.training.checkpoint.reader import read_checkpoint, read_table, verify_checkpoint
 from recgrad.training.checkpoint.report import Anew, RestoredTable, RestoreReport
 from recgrad.training.checkpoint.restore import restore
 from recgrad.training.checkpoint.snapshot import Snapshot, TableRows
@@ -21,6 +21,7 @@ __all__ = [
     "diff_snapshots",
     "load_manifest",
     "read_checkpoint",
+    "read_table",
     "resolve_checkpoint",
     "restore",
     "verify_checkpoint",

@@ -12,6 +12,7 @@ from pathlib import Path
 from recgrad.errors import CheckpointError
 from recgrad.training.checkpoint.json_text import dump_json, parse_json
 from recgrad.training.checkpoint.manifest import MANIFEST_NAME, read_bytes
+from recgrad.training.checkpoint.ranks import Ranks, write_together
 from recgrad.training.checkpoint.reader import verify_checkpoint
 from recgrad.training.checkpoint.snapshot import Snapshot
 from recgrad.training.checkpoint.staging import remove_folder, remove_leftovers, write_file_atomically
@@ -30,13 +31,36 @@ class CheckpointManager:
     Args:
         model_dir: where the checkpoints lie; made on the first save.
         keep_max: how many to keep, the newest; 0 keeps all. The best one is kept beyond that.
+        rank: number of this process among those that save together.
+        world_size: how many they are. Each calls `save` at the same steps with its own shards of
+            the tables; the tree is rank 0's. Rank 0 alone removes and marks checkpoints.
+        token: of this start of the run: letters, digits, - and _, the same on all ranks and never
+            used before, so that what a killed run left is not taken for this one's.
+        timeout_secs: a save fails when another rank gives no sign of life for so long.
     """
 
-    def __init__(self, model_dir: Path | str, *, keep_max: int = 0) -> None:
+    def __init__(
+        self,
+        model_dir: Path | str,
+        *,
+        keep_max: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        token: str = "",
+        timeout_secs: float = 600.0,
+    ) -> None:
         if keep_max < 0:
             raise ValueError(f"keep_max must be at least 0, got {keep_max}")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank must be in 0 … {world_size - 1}, got {rank}")
+        if world_size > 1 and not re.fullmatch("[A-Za-z0-9_-]{1,64}", token, re.ASCII):
+            raise ValueError(f"several ranks need a token of 1 to 64 letters, digits, - and _, got {token!r}")
+        if not timeout_secs > 0:
+            raise ValueError(f"timeout_secs must be above 0, got {timeout_secs}")
         self.model_dir = Path(model_dir)
         self.keep_max = keep_max
+        self._ranks = Ranks(rank, world_size, token, timeout_secs)
+        self._last_try = (-1, 0)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self._pending_step: int | None = None
@@ -50,8 +74,8 @@ class CheckpointManager:
     def save(self, snapshot: Snapshot, *, block: bool = False) -> None:
         """Write a snapshot in the background; the caller must not change its memory any more.
 
-        Waits for a save that is still under way. A save that failed is raised here, by the
-        next `save` or `wait`, and this snapshot is then not written.
+        Waits for a save that is still under way. A save that failed, on any rank, is raised
+        here, by the next `save` or `wait`, and this snapshot is then not written.
         """
         self.wait()
         self._pending_step = snapshot.step
@@ -60,7 +84,10 @@ class CheckpointManager:
             self.wait()
 
     def wait(self) -> None:
-        """Return when nothing is being written; raises CheckpointError if the last save failed."""
+        """Return when nothing is being written; raises CheckpointError if the last save failed.
+
+        With several ranks, it returns on each when rank 0 has published the checkpoint.
+        """
         if self._pending is None:
             return
         error = self._pending.exception()
@@ -128,7 +155,12 @@ class CheckpointManager:
         return step
 
     def mark_best(self, step: int) -> None:
-        """Keep this step's checkpoint, written or being written, until another one is best."""
+        """Keep this step's checkpoint, written or being written, until another one is best.
+
+        Only rank 0 does something.
+        """
+        if self._ranks.rank:
+            return
         if step != self._pending_step and step not in self.steps():
             raise CheckpointError(f"{self.path(step)}: cannot be marked best, there is no such checkpoint")
         with self._lock:
@@ -143,17 +175,30 @@ class CheckpointManager:
             self._prune(max(step, self._written_step))
 
     def _write(self, snapshot: Snapshot) -> None:
+        ranks = self._ranks
         try:
             self.model_dir.mkdir(parents=True, exist_ok=True)
-            for prefix in (_PREFIX, BEST_NAME):
-                remove_leftovers(self.model_dir, prefix)
+            if ranks.rank == 0:
+                # Other ranks may still look at what became of an earlier save of this run.
+                self._remove_leftovers(but=f"{ranks.token}-" if ranks.token else None)
         except OSError as error:
             raise CheckpointError(
                 f"{self.model_dir}: checkpoints cannot be written there ({error.strerror})"
             ) from error
-        write_checkpoint(self.path(snapshot.step), snapshot)
+        path = self.path(snapshot.step)
+        if ranks.world_size == 1:
+            write_checkpoint(path, snapshot)
+        else:
+            step, attempt = self._last_try
+            self._last_try = (snapshot.step, attempt + 1 if step == snapshot.step else 0)
+            write_together(path, snapshot, ranks, self._last_try[1], self._remove_leftovers)
         self._written_step = snapshot.step
-        self._prune(snapshot.step)
+        if ranks.rank == 0:
+            self._prune(snapshot.step)
+
+    def _remove_leftovers(self, but: str | None = None) -> None:
+        for prefix in (_PREFIX, BEST_NAME):
+            remove_leftovers(self.model_dir, prefix, but=but)
 
     def _prune(self, newest: int) -> None:
         """Remove all but the `keep_max` newest and the best of the checkpoints up to `newest`.

@@ -26,7 +26,8 @@ from recgrad.training.checkpoint.arrays import FileRecord, open_regular
 from recgrad.training.checkpoint.json_text import dump_json, parse_json, require
 
 FORMAT = "recgrad-checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+FIRST_VERSION_WITH_SLICES = 2
 MANIFEST_NAME = "manifest.json"
 TREE_NAME = "tree.json"
 TREE_ARRAYS_NAME = "tree.safetensors"
@@ -39,13 +40,18 @@ _SHARD_PATH = re.compile(r"tables/[A-Za-z0-9_.~%-]{1,250}/[0-9]{5}-of-[0-9]{5}\.
 
 @dataclass(frozen=True)
 class TableEntry:
-    """One table: its name, shape, how many rows were touched, and the files that hold them."""
+    """One table: its name, shape, how many rows were touched, and the files that hold them.
+
+    `columns` has (first column, number of columns) of each shard; it is empty when every shard
+    has whole rows.
+    """
 
     name: str
     num_rows: int
     dim: int
     touched_rows: int
     shards: tuple[str, ...]
+    columns: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,10 +94,15 @@ def shard_path(table: str, shard: int, num_shards: int) -> str:
 
 
 def dump_manifest(manifest: Manifest) -> bytes:
-    """The bytes of manifest.json."""
+    """The bytes of manifest.json.
+
+    The format version is the lowest that has all that is in it: what is written without slices
+    of columns can be read by every Recgrad.
+    """
+    sliced = any(table.columns for table in manifest.tables)
     body = {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": FIRST_VERSION_WITH_SLICES if sliced else 1,
         "step": manifest.step,
         "versions": dict(manifest.versions),
         "tables": [
@@ -101,6 +112,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
                 "dim": table.dim,
                 "touched_rows": table.touched_rows,
                 "shards": list(table.shards),
+                **({"columns": [list(columns) for columns in table.columns]} if table.columns else {}),
             }
             for table in manifest.tables
         ],
@@ -209,8 +221,24 @@ def _tables(path: Path, entries: Any) -> tuple[TableEntry, ...]:
             f"table {entry['name'][:200]!r} has no shards",
         )
         counts = {key: _count(path, entry, key) for key in ("num_rows", "dim", "touched_rows")}
-        tables.append(TableEntry(name=entry["name"], shards=tuple(shards), **counts))
+        columns = _columns(path, entry, len(shards))
+        tables.append(TableEntry(name=entry["name"], shards=tuple(shards), columns=columns, **counts))
     return tuple(tables)
+
+
+def _columns(path: Path, entry: Mapping[str, Any], num_shards: int) -> tuple[tuple[int, int], ...]:
+    columns = entry.get("columns", [])
+    require(
+        isinstance(columns, list)
+        and len(columns) in (0, num_shards)
+        and all(
+            isinstance(pair, list) and len(pair) == 2 and all(type(n) is int and n >= 0 for n in pair)
+            for pair in columns
+        ),
+        path,
+        f"table {entry['name'][:200]!r} has no valid 'columns'",
+    )
+    return tuple((first, count) for first, count in columns)
 
 
 def _check_references(path: Path, manifest: Manifest) -> None:

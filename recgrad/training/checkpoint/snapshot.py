@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -10,20 +10,26 @@ import numpy as np
 import numpy.typing as npt
 
 AnyArray: TypeAlias = npt.NDArray[Any]
+Range: TypeAlias = tuple[int, int]
+
+PIECE_ROWS = 1 << 18
 
 
 @dataclass(frozen=True)
 class TableRows:
-    """The touched rows of one embedding table, with their optimizer states.
+    """The touched rows of one embedding table, or a slice of their columns, with optimizer states.
 
     Attributes:
         name: the table's name.
         num_rows: the height of the table, touched or not; row ids are below it.
-        dim: width of a row.
+        dim: width of a row of the table.
         row_ids: int64 [n], strictly ascending.
-        weights: [n, dim].
+        weights: [n, columns].
         states: optimizer states by name, each [n, width], or a scalar that belongs to the whole
-            table, such as its number of updates.
+            table, such as its number of updates. In a slice of columns, states of the columns
+            have its width, and states of whole rows, width 1, are the same in every slice.
+        first_column: where a slice of columns begins.
+        columns: how many columns it has; None is all of dim.
     """
 
     name: str
@@ -32,14 +38,31 @@ class TableRows:
     row_ids: npt.NDArray[np.int64]
     weights: AnyArray
     states: Mapping[str, AnyArray] = field(default_factory=dict)
+    first_column: int = 0
+    columns: int | None = None
+
+    @property
+    def width(self) -> int:
+        """How many columns there are."""
+        return self.dim if self.columns is None else self.columns
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether columns of the table are elsewhere."""
+        return self.width != self.dim
+
+    @property
+    def touched_rows(self) -> int:
+        """How many rows there are."""
+        return len(self.row_ids)
 
     def problem(self) -> str | None:
         """What is wrong with the rows, or None."""
         ids = self.row_ids
         if ids.ndim != 1 or ids.dtype != np.int64:
             return f"row_ids must be int64 of one axis, got {ids.dtype} {list(ids.shape)}"
-        if self.weights.shape != (len(ids), self.dim):
-            return f"weights must be [{len(ids)}, {self.dim}], got {list(self.weights.shape)}"
+        if self.weights.shape != (len(ids), self.width):
+            return f"weights must be [{len(ids)}, {self.width}], got {list(self.weights.shape)}"
         for name, state in self.states.items():
             if state.ndim != 0 and (state.ndim != 2 or len(state) != len(ids)):
                 return f"state '{name}' must be [{len(ids)}, width] or a scalar, got {list(state.shape)}"
@@ -47,7 +70,86 @@ class TableRows:
             return f"row ids must be in 0 … {self.num_rows - 1}, got {ids[0]} … {ids[-1]}"
         if not bool(np.all(ids[1:] > ids[:-1])):
             return "row ids must be strictly ascending"
+        return self._slice_problem()
+
+    def _slice_problem(self) -> str | None:
+        if not self.is_slice and self.first_column == 0:
+            return None
+        stop = self.first_column + self.width
+        if self.first_column < 0 or stop > self.dim:
+            return f"columns {self.first_column} … {stop - 1} are not in 0 … {self.dim - 1}"
+        if self.width < 2:
+            # A state of width 1 could be of the column or of the whole row.
+            return f"a slice must have at least 2 columns, got {self.width}"
+        for name, state in self.states.items():
+            if state.ndim and state.shape[1] not in (1, self.width):
+                return f"state '{name}' of a slice must have width 1 or {self.width}, got {state.shape[1]}"
         return None
+
+    def is_wide(self, state: str) -> bool:
+        """Whether a state has a number for each column, so that it is cut where the weights are."""
+        shape = self.states[state].shape
+        return len(shape) == 2 and shape[1] == self.width > 1
+
+    def span(self, rows: Range | None) -> Range:
+        """Where the rows with ids from rows[0] to before rows[1] lie."""
+        if rows is None:
+            return 0, len(self.row_ids)
+        _check_range("rows", rows)
+        start, stop = np.searchsorted(self.row_ids, rows)
+        return int(start), int(stop)
+
+    def count(self, rows: Range) -> int:
+        """How many touched rows have ids from rows[0] to before rows[1]."""
+        start, stop = self.span(rows)
+        return stop - start
+
+    def part(self, rows: Range | None = None, columns: Range | None = None) -> TableRows:
+        """The rows with ids from rows[0] to before rows[1], and of them some columns; no copy.
+
+        Columns are numbered as the table's. States that have one number for each column are
+        cut with the weights, all others are whole.
+        """
+        start, stop = self.span(rows)
+        if columns is None:
+            columns = self.first_column, self.first_column + self.width
+        self.check_columns(columns)
+        at = slice(columns[0] - self.first_column, columns[1] - self.first_column)
+        states = {}
+        for name, state in self.states.items():
+            if state.ndim == 0:
+                states[name] = state
+            else:
+                states[name] = state[start:stop, at] if self.is_wide(name) else state[start:stop]
+        return TableRows(
+            self.name,
+            self.num_rows,
+            self.dim,
+            self.row_ids[start:stop],
+            self.weights[start:stop, at],
+            states,
+            *slice_of(columns, self.dim),
+        )
+
+    def check_columns(self, columns: Range) -> None:
+        """Raise a ValueError unless the columns are all here."""
+        _check_range("columns", columns)
+        first, stop = self.first_column, self.first_column + self.width
+        if not first <= columns[0] < columns[1] <= stop:
+            raise ValueError(f"table '{self.name}': columns must be in {first} … {stop}, got {columns}")
+
+    def pieces(self, rows: Range | None = None, *, max_rows: int = PIECE_ROWS) -> Iterator[TableRows]:
+        """Parts of at most `max_rows` touched rows, ascending; one, maybe empty, at least.
+
+        Of a table in several files, no more than a part is in memory at a time.
+        """
+        ids = self.row_ids
+        start, stop = self.span(rows)
+        if start == stop:
+            yield self.part((0, 0))
+        for first in range(start, stop, max_rows):
+            last = min(first + max_rows, stop) - 1
+            yield self.part((int(ids[first]), int(ids[last]) + 1))
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -69,9 +171,20 @@ class Snapshot:
         step: optimizer updates done.
         tree: nested dicts, lists and tuples of tensors, numpy arrays, ints of any size, floats,
             bools, strings, bytes and None, such as {"model": …, "updater": …, "state": …}.
-        tables: touched rows, one entry a table.
+        tables: touched rows. What is read from a checkpoint has one entry a table; what is
+            written may have several, each with other rows or other columns.
     """
 
     step: int
     tree: Mapping[str, Any]
     tables: Sequence[TableRows] = ()
+
+
+def slice_of(columns: Range, dim: int) -> tuple[int, int | None]:
+    """`first_column` and `columns` of a TableRows."""
+    return columns[0], None if columns == (0, dim) else columns[1] - columns[0]
+
+
+def _check_range(what: str, given: Range) -> None:
+    if not 0 <= given[0] <= given[1]:
+        raise ValueError(f"{what} must be (start, stop) with 0 <= start <= stop, got {given}")

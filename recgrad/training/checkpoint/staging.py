@@ -13,11 +13,12 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _MARK = ".writing-"
+_FAILED = ".failed"
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -32,7 +33,7 @@ def staged_folder(final: Path) -> Iterator[Path]:
     staging, descriptor = _create_locked(final, folder=True)
     try:
         yield staging
-        _fsync_tree(staging)
+        fsync_tree(staging)
         _publish(staging, final)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
@@ -44,6 +45,67 @@ def staged_folder(final: Path) -> Iterator[Path]:
     shutil.rmtree(staging, ignore_errors=True)
 
 
+def shared_folder(final: Path, name: str) -> Path:
+    """The hidden folder in which several processes prepare `final`; `name` is of this one save."""
+    return final.parent / f".{final.name}{_MARK}{name}"
+
+
+def failed_folder(staging: Path) -> Path:
+    """What a shared folder is called when the save was given up."""
+    return staging.with_name(staging.name + _FAILED)
+
+
+@contextmanager
+def shared_staged_folder(
+    final: Path, name: str, failure: str, describe: Callable[[BaseException], str]
+) -> Iterator[Path]:
+    """A new locked folder that other processes find by its name and that becomes `final`.
+
+    If the block raises, the folder loses its content, gets the description of the error in a
+    file called `failure`, and then another name, by which the others know. A rename takes no
+    space on a full disk; the description may, and is then absent. `remove_leftovers` removes it.
+    """
+    staging = shared_folder(final, name)
+    os.mkdir(staging)
+    descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _lock(descriptor)
+        yield staging
+        fsync_tree(staging)
+        _publish(staging, final)
+    except BaseException as error:
+        _give_up(staging, failure, describe(error).encode())
+        raise
+    finally:
+        os.close(descriptor)
+    _fsync(final.parent)
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+def _give_up(staging: Path, failure: str, reason: bytes) -> None:
+    with suppress(OSError):
+        write_file_atomically(staging / failure, reason)
+    empty_folder(staging, keep=failure)
+    if not (staging / failure).exists():
+        with suppress(OSError):
+            write_file_atomically(staging / failure, reason)
+    with suppress(OSError):
+        os.rename(staging, failed_folder(staging))
+
+
+def empty_folder(folder: Path, *, keep: str = "") -> None:
+    """Remove what is in a folder, as far as that goes."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        if name != keep:
+            shutil.rmtree(folder / name, ignore_errors=True)
+            with suppress(OSError):
+                os.unlink(folder / name)
+
+
 def remove_folder(path: Path) -> None:
     """Remove a folder so that no reader ever sees half of it under its name."""
     hidden = path.parent / f".{path.name}{_MARK}{secrets.token_hex(8)}"
@@ -52,11 +114,16 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def remove_leftovers(parent: Path, prefix: str) -> list[str]:
-    """Remove the hidden folders and files that writers of `prefix`… left when they were killed."""
+def remove_leftovers(parent: Path, prefix: str, *, but: str | None = None) -> list[str]:
+    """Remove the hidden folders and files that writers of `prefix`… left when they were killed.
+
+    Shared folders whose names begin with `but` are left alone.
+    """
     removed = []
     for entry in list(os.scandir(parent)):
         if not (entry.name.startswith("." + prefix) and _MARK in entry.name):
+            continue
+        if but is not None and entry.name.split(_MARK, 1)[1].startswith(but):
             continue
         try:
             descriptor = os.open(entry.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -95,7 +162,7 @@ def write_file_atomically(path: Path, content: bytes) -> None:
     _fsync(path.parent)
 
 
-def _fsync_tree(root: Path) -> None:
+def fsync_tree(root: Path) -> None:
     """Force files and the names of files to the disk, in one go after all are written.
 
     One by one, each would wait for the disk while the next could be written: half the speed.

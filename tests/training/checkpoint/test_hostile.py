@@ -298,8 +298,8 @@ def test_pickled_bytes_are_never_run(checkpoint, tmp_path):
 
 def test_a_newer_format_says_what_to_do(checkpoint):
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    write_manifest(checkpoint, manifest | {"format_version": 2})
-    with pytest.raises(CheckpointError, match=r"manifest.json: has format version 2, .*upgrade Recgrad"):
+    write_manifest(checkpoint, manifest | {"format_version": 3})
+    with pytest.raises(CheckpointError, match=r"manifest.json: has format version 3, .*upgrade Recgrad"):
         read_checkpoint(checkpoint)
 
 
