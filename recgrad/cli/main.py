@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 
 from recgrad.cli.command import COMMANDS
-from recgrad.errors import RecgradError
+from recgrad.errors import ProcessError, RecgradError
 from recgrad.version import __version__
 
 EXIT_USER_ERROR = 2
@@ -27,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RecgradError as error:
         if args.debug:
             raise
-        print(error, file=sys.stderr)
+        if not (isinstance(error, ProcessError) and error.reported):
+            print(error, file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

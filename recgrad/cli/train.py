@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
+import shlex
+import sys
+import warnings
 
 from recgrad.cli.command import COMMANDS, Command
+from recgrad.cli.launch import launch
 from recgrad.cli.run_flags import add_config_arguments, config_path
+from recgrad.errors import RecgradError
 
 
 @COMMANDS.register("train")
@@ -14,6 +21,7 @@ class Train(Command):
 
     The same check as `recgrad check` runs first. A run that was killed goes on with
     --continue_train, as if it had not been. Flags may be spelled with dashes or underscores.
+    --nproc N trains with N processes of this machine; torchrun does so on several machines.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -32,15 +40,32 @@ class Train(Command):
             action="store_true",
             help="restore weights only, not the optimizers' state",
         )
-        parser.add_argument("--num-threads", type=int, metavar="N", help="(default: all cores)")
+        parser.add_argument(
+            "--num-threads", type=int, metavar="N", help="of each process (default: all cores, shared)"
+        )
+        parser.add_argument("--nproc", type=int, metavar="N", help="processes to train with together")
+        parser.add_argument(
+            "--max-restarts",
+            type=int,
+            metavar="N",
+            help="with --nproc: how often to go on from the last checkpoint when a process dies (default: 0)",
+        )
 
     def run(self, args: argparse.Namespace) -> int:
         path = config_path(args, "train")
+        check_processes(args)
+        if args.nproc is not None:
+            return launch_train(args)
+        from recgrad.training.processes import read_environment
         from recgrad.training.run import train
-        from recgrad.training.runtime import keep_freed_memory, use_all_cores
+        from recgrad.training.runtime import available_cores, keep_freed_memory, use_all_cores
 
+        environment = read_environment()
+        if environment.rank != 0:
+            speak_of_errors_only()
         keep_freed_memory()
-        use_all_cores(args.num_threads)
+        cores = max(available_cores() // environment.local_world_size, 1)
+        use_all_cores(cores if args.num_threads is None else args.num_threads)
         result = train(
             path,
             train_input_path=args.train_input_path,
@@ -51,5 +76,58 @@ class Train(Command):
             edit_config_json=args.edit_config_json,
             ignore_restore_optimizer=args.ignore_restore_optimizer,
         )
-        print(result.describe())
+        if environment.rank == 0:
+            print(result.describe())
         return result.exit_code
+
+
+def check_processes(args: argparse.Namespace) -> None:
+    """Raise for flags of processes that do not go together."""
+    if args.nproc is None:
+        if args.max_restarts is not None:
+            raise RecgradError(f"--max-restarts {args.max_restarts} needs --nproc; torchrun has its own")
+        return
+    if args.nproc < 1:
+        raise RecgradError(f"--nproc: must be at least 1, got {args.nproc}")
+    if args.max_restarts is not None and args.max_restarts < 0:
+        raise RecgradError(f"--max-restarts: must be at least 0, got {args.max_restarts}")
+    for name in ("WORLD_SIZE", "RANK"):
+        if name in os.environ:
+            raise RecgradError(
+                f"--nproc {args.nproc} starts the processes, but {name}={os.environ[name]} says that "
+                "torchrun has done so; leave one out"
+            )
+
+
+def launch_train(args: argparse.Namespace) -> int:
+    """Train with several processes of this machine."""
+    line = command_line(args)
+    again = [*line, "--nproc", str(args.nproc)]
+    if not args.continue_train:
+        again.append("--continue-train")
+    return launch(
+        [sys.executable, "-m", "recgrad", *line],
+        args.nproc,
+        max_restarts=args.max_restarts or 0,
+        go_on=shlex.join(["recgrad", *again]),
+    )
+
+
+def command_line(args: argparse.Namespace) -> list[str]:
+    """The line that gave these arguments, for one of the processes."""
+    line = [args.command]
+    for name, value in vars(args).items():
+        flag = f"--{name.replace('_', '-')}"
+        if name in ("command", "nproc", "max_restarts") or value is None or value is False:
+            continue
+        if name == "config":
+            line.append(value)
+        else:
+            line += [flag] if value is True else [f"{flag}={value}"]
+    return line
+
+
+def speak_of_errors_only() -> None:
+    """Leave it to rank 0 to say what all ranks would."""
+    logging.getLogger("recgrad").setLevel(logging.ERROR)
+    warnings.showwarning = lambda *_, **__: None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -171,12 +173,18 @@ class _Group(Processes):
                 dist.destroy_process_group()
         self._heartbeat.stop()
         with suppress(Exception):
-            # The store must stay until the others have read what is on the board.
-            closed = self._board.add("closed")
-            deadline = time.monotonic() + LEAVE_SECS
-            while self._hosts_store and closed < self.world_size and time.monotonic() < deadline:
-                time.sleep(0.02)
-                closed = self._board.add("closed", 0)
+            self._board.add("closed")
+            if self._hosts_store:
+                self._keep_store()
+
+    def _keep_store(self) -> None:
+        """Stay until the others have read what is on the board."""
+        deadline = time.monotonic() + LEAVE_SECS
+        others = [beat for beat in known(self._board.beats()) if beat.rank != self.rank]
+        while time.monotonic() < deadline and self._board.add("closed", 0) < self.world_size:
+            if all(is_gone(beat) for beat in others):
+                return
+            time.sleep(LOOK_SECS / 100)
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -190,6 +198,7 @@ class _Group(Processes):
         except ProcessError:
             raise
         except Exception as error:
+            _ignore_sigterm()
             self._explain(error)
             raise
 
@@ -255,6 +264,12 @@ def open_processes(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> Iterator[Proce
             group.leave()
     finally:
         group.close()
+
+
+def _ignore_sigterm() -> None:
+    """Let the process say why it ends: a launcher that sees another rank end asks it to go at once."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _device(environment: Environment) -> torch.device:

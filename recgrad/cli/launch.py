@@ -1,0 +1,175 @@
+"""Starts the processes of a run on this machine, watches them, and tells how the run ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from recgrad.cli.outcome import Outcome, judge
+from recgrad.training.signals import HANDLED
+
+if TYPE_CHECKING:
+    from recgrad.training.processes.board import Board
+
+HOST = "127.0.0.1"
+LOOK_SECS = 0.05
+# The others of a rank that failed notice at once and end by themselves, unless they hang.
+END_SECS = 30.0
+PR_SET_PDEATHSIG = 1
+
+
+def launch(command: Sequence[str], nproc: int, *, max_restarts: int = 0, go_on: str = "") -> int:
+    """Run `command` in `nproc` processes as torchrun would; returns the exit code.
+
+    A signal is handed to every process, which then stop together; a second one kills them. When
+    a process dies, all are started anew up to `max_restarts` times, with
+    TORCHELASTIC_RESTART_COUNT telling them to go on from the last checkpoint. `go_on` is the
+    command that the user may go on with.
+    """
+    with _Signals() as signals:
+        for restarts in range(max_restarts + 1):
+            start = _Start(command, nproc, restarts, max_restarts)
+            signals.hand_to(start.send)
+            outcome = start.watch(signals)
+            again = outcome.restart and restarts < max_restarts and not signals.first
+            _tell(outcome, f"restart {restarts + 1} of {max_restarts}" if again else "", go_on)
+            if not again:
+                break
+    return outcome.code
+
+
+def _tell(outcome: Outcome, restart: str, go_on: str) -> None:
+    next_step = ""
+    if restart:
+        next_step = f"starting again from the last checkpoint ({restart})"
+    elif outcome.restart and go_on:
+        next_step = f"go on with: {go_on}"
+    text = "; ".join(filter(None, (outcome.message, next_step)))
+    if text:
+        print(text, file=sys.stderr, flush=True)
+
+
+class _Signals:
+    """While entered, hands a first signal to the processes and lets a second kill them."""
+
+    def __init__(self) -> None:
+        self.first = 0
+        self._send: Callable[[int], None] = lambda number: None
+        self._before = {number: signal.getsignal(number) for number in HANDLED}
+
+    def __enter__(self) -> _Signals:
+        for number in HANDLED:
+            signal.signal(number, self._take)
+        return self
+
+    def hand_to(self, send: Callable[[int], None]) -> None:
+        """Send what comes, and what came before, to these processes."""
+        self._send = send
+        if self.first:
+            send(self.first)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        second = bool(self.first)
+        self.first = self.first or number
+        self._send(signal.SIGKILL if second else number)
+
+
+class _Start:
+    """One start of the processes."""
+
+    def __init__(self, command: Sequence[str], nproc: int, restarts: int, max_restarts: int) -> None:
+        self._asked: set[int] = set()
+        self._killed: set[int] = set()
+        # The address is known before torch is there to serve it: the processes load it meanwhile.
+        listener = socket.create_server((HOST, 0))
+        shared = {
+            "WORLD_SIZE": nproc,
+            "LOCAL_WORLD_SIZE": nproc,
+            "MASTER_ADDR": HOST,
+            "MASTER_PORT": listener.getsockname()[1],
+            "TORCHELASTIC_RESTART_COUNT": restarts,
+            "TORCHELASTIC_MAX_RESTARTS": max_restarts,
+            "TORCHELASTIC_RUN_ID": "recgrad",
+            "TORCHELASTIC_USE_AGENT_STORE": True,
+        }
+        self._ranks = [
+            _start_process(command, {**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in range(nproc)
+        ]
+        try:
+            self._board = _serve_board(listener, nproc, restarts)
+        except BaseException:
+            self.send(signal.SIGKILL)
+            raise
+
+    def send(self, number: int) -> None:
+        """Kill the processes that still run, or ask each of them once to stop."""
+        done = self._killed if number == signal.SIGKILL else self._asked
+        for rank, process in enumerate(self._ranks):
+            if rank not in done and process.poll() is None:
+                done.add(rank)
+                process.send_signal(number)
+
+    def watch(self, signals: _Signals) -> Outcome:
+        """Wait until all processes have ended; those that hang after another's failure are killed."""
+        failed_at: float | None = None
+        while any(process.poll() is None for process in self._ranks):
+            codes = [process.returncode for process in self._ranks]
+            if failed_at is None and any(code not in (None, *_STOPPED) for code in codes):
+                failed_at = time.monotonic()
+            if failed_at is not None and time.monotonic() - failed_at > END_SECS:
+                self.send(signal.SIGKILL)
+            time.sleep(LOOK_SECS)
+        return judge(
+            [process.returncode for process in self._ranks],
+            stopped_by=signals.first,
+            killed_here=self._killed,
+            failure=self._board.failure(),
+            beats=self._board.beats(),
+        )
+
+
+_STOPPED = (0, *(128 + number for number in HANDLED))
+
+
+def _start_process(command: Sequence[str], variables: Mapping[str, object]) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        # Else Ctrl-C would reach the processes twice: from the terminal and from here.
+        start_new_session=True,
+        preexec_fn=_end_with_parent if sys.platform.startswith("linux") else None,
+    )
+
+
+def _end_with_parent() -> None:
+    """Have the kernel ask this process to stop when the launcher is killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _serve_board(listener: socket.socket, nproc: int, restarts: int) -> Board:
+    """Hold the store of the run, so that it outlives every rank."""
+    from torch._C._distributed_c10d import TCPStore
+
+    from recgrad.training.processes.board import Board
+
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        HOST, port, nproc, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    board = Board(store, nproc, restarts)
+    board.set_launcher()
+    return board
