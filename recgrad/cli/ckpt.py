@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from recgrad.training.checkpoint import Difference, Snapshot
+    from recgrad.training.checkpoint.manifest import TableEntry
 
 EXIT_DIFFERENT = 1
 EXIT_DAMAGED = 2
@@ -89,30 +91,39 @@ def _show(args: argparse.Namespace, console: Console) -> int:
     console.print(
         _plain(f"{path}: step {manifest.step:,}, {_size(manifest.num_bytes)}, written by {versions}")
     )
-    _show_tables(snapshot, console)
+    _show_tables(snapshot, {entry.name: entry for entry in manifest.tables}, console)
     _show_parameters(snapshot, console)
     _show_rest(snapshot, console)
     return 0
 
 
-def _show_tables(snapshot: Snapshot, console: Console) -> None:
+def _show_tables(snapshot: Snapshot, entries: Mapping[str, TableEntry], console: Console) -> None:
     if not snapshot.tables:
         return
-    table = _table("table", ">rows", ">touched", ">dim", "dtype", "optimizer states", ">size")
+    table = _table("table", ">rows", ">touched", ">dim", "dtype", "optimizer states", ">size", "shards")
     for rows in sorted(snapshot.tables, key=lambda rows: rows.name):
-        states = ", ".join(_describe_state(name, state) for name, state in rows.states.items()) or "none"
-        touched = f"{len(rows.row_ids):,}"
+        none = rows.part((0, 0))
+        states = ", ".join(_describe_state(name, state) for name, state in none.states.items()) or "none"
+        touched = f"{rows.touched_rows:,}"
         size = _size(rows.nbytes)
         table.add_row(
             _plain(rows.name),
             f"{rows.num_rows:,}",
             touched,
             f"{rows.dim}",
-            str(rows.weights.dtype),
+            str(none.weights.dtype),
             _plain(states),
             size,
+            _describe_shards(entries[rows.name]),
         )
     console.print(table)
+
+
+def _describe_shards(entry: TableEntry) -> str:
+    """`1`, `4` of row ranges, `4 (columns 0-7, 8-15)` of slices of columns."""
+    count = f"{len(entry.shards)}"
+    slices = ", ".join(f"{first}-{first + width - 1}" for first, width in sorted(set(entry.columns)))
+    return f"{count} (columns {slices})" if slices else count
 
 
 def _describe_state(name: str, state: Any) -> str:
@@ -173,11 +184,11 @@ def _difference_table(items: list[Difference]) -> Any:
 
 
 def _verify(args: argparse.Namespace, console: Console) -> int:
-    from recgrad.training.checkpoint import CheckpointManager, verify_checkpoint
+    from recgrad.training.checkpoint import CheckpointManager, resolve_checkpoint, verify_checkpoint
 
     _require_folder(args.path)
     manager = CheckpointManager(args.path)
-    paths = [manager.path(step) for step in manager.steps()] or [args.path]
+    paths = [manager.path(step) for step in manager.steps()] or [resolve_checkpoint(args.path)]
     damaged = 0
     for path in paths:
         try:

@@ -98,6 +98,10 @@ def _load(path: str) -> pa.Table:
 
     try:
         return pa.csv.read_csv(path) if path.endswith(".csv") else pa.parquet.read_table(path)
+    except FileNotFoundError as error:
+        raise RecgradError(
+            f"{path}: there is no such file; give the predictions that `recgrad predict` wrote"
+        ) from error
     except (OSError, pa.ArrowInvalid) as error:
         raise RecgradError(f"{path}: cannot be read as predictions ({error})") from error
 

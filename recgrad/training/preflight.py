@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from recgrad.config import LegacyWarning, PipelineConfig, edit_config, load_with_locations
 from recgrad.config.check import Report, check_config
+from recgrad.config.locations import Locations
 from recgrad.data.check import check_data
 from recgrad.data.loader import build_loader
-from recgrad.errors import Problem, RecgradError
+from recgrad.errors import ConfigError, Problem, RecgradError
 from recgrad.training.assembly import features_of
 from recgrad.training.capabilities import available
 
@@ -28,21 +29,19 @@ def prepare_config(
     fine_tune_checkpoint: str | None = None,
 ) -> tuple[PipelineConfig, Report]:
     """The config as it will run, with what was found wrong with it."""
-    loaded = load_with_locations(source)
-    for warning in loaded.warnings:
-        warnings.warn(warning, LegacyWarning, stacklevel=2)
-    config = loaded.message
-    if edit_config_json:
-        config = edit_config(config, edit_config_json, locations=loaded.locations)
-    if train_input_path is not None:
-        config.train_input_path = train_input_path
-    if eval_input_path is not None:
-        config.eval_input_path = eval_input_path
-    if model_dir is not None:
-        config.model_dir = str(model_dir)
+    config, locations = _effective(
+        source,
+        edit_config_json,
+        {
+            "train_input_path": train_input_path,
+            "eval_input_path": eval_input_path,
+            "model_dir": None if model_dir is None else str(model_dir),
+        },
+    )
     if fine_tune_checkpoint is not None:
         config.train_config.fine_tune_checkpoint = fine_tune_checkpoint
-    return config, check_config(config, locations=loaded.locations, available=available())
+        locations.forget("train_config.fine_tune_checkpoint")
+    return config, check_config(config, locations=locations, available=available())
 
 
 def check_everything(
@@ -54,27 +53,53 @@ def check_everything(
     sample_rows: int = 0,
 ) -> Report:
     """What `recgrad check` reports; data are looked at when `sample_rows` is above 0."""
-    config, report = prepare_config(
+    config, locations = _effective(
         source,
-        edit_config_json=edit_config_json,
-        train_input_path=train_input_path,
-        eval_input_path=eval_input_path,
+        edit_config_json,
+        {"train_input_path": train_input_path, "eval_input_path": eval_input_path},
     )
+    report = check_config(config, locations=locations, available=available())
     if not sample_rows or report.problems:
         return report
     try:
-        return _check_with_data(config, sample_rows, report)
+        return _check_with_data(config, locations, sample_rows)
+    except ConfigError as error:
+        return Report(_located(error.problems, locations), report.hints)
     except RecgradError as error:
-        return Report([Problem("data", str(error))], report.hints)
+        return Report([Problem("", str(error))], report.hints)
 
 
-def _check_with_data(config: PipelineConfig, sample_rows: int, report: Report) -> Report:
-    """The report with what the data show: bad columns and rows, and hints that depend on their number."""
+def _effective(
+    source: ConfigSource, edits: str | Mapping[str, Any] | None, overrides: Mapping[str, str | None]
+) -> tuple[PipelineConfig, Locations]:
+    """The config with all that the command line changes, and the lines of its fields."""
+    loaded = load_with_locations(source)
+    for warning in loaded.warnings:
+        warnings.warn(warning, LegacyWarning, stacklevel=3)
+    config = loaded.message
+    if edits:
+        config = edit_config(config, edits, locations=loaded.locations)
+    for field, value in overrides.items():
+        if value is not None:
+            setattr(config, field, value)
+            loaded.locations.forget(field)
+    return config, loaded.locations
+
+
+def _check_with_data(config: PipelineConfig, locations: Locations, sample_rows: int) -> Report:
+    """What the data show: bad columns and rows, and hints that depend on their number."""
     features = features_of(config)
     problems = check_data(config, features, sample_rows=sample_rows)
-    if problems:
-        return Report(problems, report.hints)
-    loader = build_loader(config, config.train_input_path, features=features, training=True)
-    counted = check_config(config, available=available(), rows=loader.num_rows)
-    known = {hint.what for hint in report.hints}
-    return Report((), [*report.hints, *(hint for hint in counted.hints if hint.what not in known)])
+    rows = None
+    if not problems:
+        loader = build_loader(config, config.train_input_path, features=features, training=True)
+        rows = loader.num_rows
+    report = check_config(config, locations=locations, available=available(), rows=rows)
+    return Report([*report.problems, *_located(problems, locations)], report.hints)
+
+
+def _located(problems: Iterable[Problem], locations: Locations) -> list[Problem]:
+    """The problems with the lines of the fields they are about, which stand for the data as well."""
+    return [
+        Problem(locations.where(problem.where), problem.what.removeprefix("data: ")) for problem in problems
+    ]

@@ -115,6 +115,9 @@ def test_a_folder_that_is_not_there_or_holds_nothing(tmp_path, capsys, action):
     assert main(["ckpt", action, str(tmp_path / "absent")]) == 2
     assert "absent: there is no such folder" in capsys.readouterr().err
     assert main(["ckpt", action, str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"{tmp_path}: has no checkpoint (a folder named model.ckpt-<step>)\n"
 
 
 def test_names_cannot_send_codes_to_the_terminal_nor_be_markup(save, capsys):

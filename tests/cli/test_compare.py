@@ -108,4 +108,9 @@ def test_files_that_do_not_fit(predictions, tmp_path, capsys):
     assert main(["compare", *paths, "--label", "label"]) == 2
     assert "has 10 rows, but" in capsys.readouterr().err
     assert main(["compare", paths[0], str(tmp_path / "none.parquet"), "--label", "label"]) == 2
-    assert "none.parquet: cannot be read as predictions" in capsys.readouterr().err
+    assert "none.parquet: there is no such file; give the predictions that" in capsys.readouterr().err
+    assert main(["compare", paths[0], str(tmp_path / "none.csv"), "--label", "label"]) == 2
+    assert "none.csv: there is no such file" in capsys.readouterr().err
+    (tmp_path / "odd.parquet").write_text("no parquet")
+    assert main(["compare", paths[0], str(tmp_path / "odd.parquet"), "--label", "label"]) == 2
+    assert "odd.parquet: cannot be read as predictions (" in capsys.readouterr().err

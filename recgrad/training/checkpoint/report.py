@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+MOST_NAMES = 5
+MOST_LINES = 10
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,11 @@ class RestoredTable:
     dropped_rows: int
     old_num_rows: int
     num_rows: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether the table is as it was: all its rows were taken, and it has the same height."""
+        return not self.dropped_rows and self.num_rows == self.old_num_rows
 
     def __str__(self) -> str:
         text = f"{self.name}: {self.rows:,} rows"
@@ -68,29 +77,34 @@ class RestoreReport:
     optimizer_anew: tuple[Anew, ...]
 
     def __str__(self) -> str:
+        """Counts, then the names of what was not simply restored; long lists are cut."""
         rows = sum(table.rows for table in self.tables)
         lines = [
             f"restored from step {self.step}: {len(self.restored)} parameters, {len(self.tables)} tables "
             f"with {rows:,} rows; {len(self.renamed)} renamed, {len(self.reinitialised)} reinitialised, "
             f"{len(self.unused)} unused; optimizer state of {len(self.optimizer_restored)}"
         ]
-        lines += [f"  table          {table}" for table in self.tables]
-        lines += [f"  renamed        {own} (there: {theirs})" for own, theirs in self.renamed]
-        lines += [f"  reinitialised  {item.name}: {item.reason}" for item in self.reinitialised]
-        lines += [f"  unused         {name}" for name in self.unused]
-        lines += [
-            f"  optimizer      {names}: {reason}" for reason, names in self._optimizer_reasons().items()
-        ]
+        lines += _lines("table", [str(table) for table in self.tables if not table.whole])
+        lines += _lines("renamed", [f"{own} (there: {theirs})" for own, theirs in self.renamed])
+        lines += _lines("reinitialised", _by_reason(self.reinitialised))
+        lines += _lines("unused", [_shortened(self.unused)] if self.unused else [])
+        lines += _lines("optimizer", _by_reason(self.optimizer_anew))
         return "\n".join(lines)
 
-    def _optimizer_reasons(self) -> dict[str, str]:
-        """Names by reason: a whole model often shares one."""
-        grouped: dict[str, list[str]] = {}
-        for item in self.optimizer_anew:
-            grouped.setdefault(item.reason, []).append(item.name)
-        return {
-            reason: ", ".join(names)
-            if len(names) <= 5
-            else f"{', '.join(names[:5])} and {len(names) - 5} more"
-            for reason, names in grouped.items()
-        }
+
+def _lines(kind: str, texts: Sequence[str]) -> list[str]:
+    more = [f"and {len(texts) - MOST_LINES:,} more"] if len(texts) > MOST_LINES else []
+    return [f"  {kind:<13}  {text}" for text in [*texts[:MOST_LINES], *more]]
+
+
+def _by_reason(items: Sequence[Anew]) -> list[str]:
+    """Names with the reason they share: a whole model often has one."""
+    grouped: dict[str, list[str]] = {}
+    for item in items:
+        grouped.setdefault(item.reason, []).append(item.name)
+    return [f"{_shortened(names)}: {reason}" for reason, names in grouped.items()]
+
+
+def _shortened(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:MOST_NAMES])
+    return shown if len(names) <= MOST_NAMES else f"{shown} and {len(names) - MOST_NAMES:,} more"
