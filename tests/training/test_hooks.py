@@ -11,11 +11,11 @@ import pytest
 
 import recgrad
 from recgrad.config import PipelineConfig
+from recgrad.config.check.training import SUMMARIES
 from recgrad.errors import ConfigError, RecgradError
 from recgrad.training.hooks import console
 from recgrad.training.hooks.early_stop import Watch
 from recgrad.training.hooks.events import _open_after
-from recgrad.training.hooks.tensorboard import SUMMARIES, check_summaries
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,11 @@ def test_an_unknown_metric_names_the_nearest_and_the_known() -> None:
         Watch("auc_ctrr").value({"auc_ctr": 0.5, "auc_cvr": 0.5})
 
 
-def test_unknown_summaries_are_refused() -> None:
+def test_unknown_summaries_are_refused(config: PipelineConfig) -> None:
+    config.train_config.use_tensorboard = True
+    config.train_config.tensorboard_summaries.append("los")
     with pytest.raises(ConfigError, match="no summary 'los'; did you mean 'loss'"):
-        check_summaries(["los"])
+        recgrad.train(config)
 
 
 def test_tensorboard_holds_every_summary(config: PipelineConfig) -> None:

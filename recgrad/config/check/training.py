@@ -6,7 +6,7 @@ from recgrad.config.check.rule import CHECKS, Context, Node
 from recgrad.config.values import show
 
 _PRECISIONS = ("", "BF16", "FP16")
-_SUMMARIES = (
+SUMMARIES = (
     "loss",
     "learning_rate",
     "parameter",
@@ -14,6 +14,7 @@ _SUMMARIES = (
     "gradient_norm",
     "gradient",
 )
+"""What tensorboard_summaries may name."""
 _EXPORTERS = ("latest", "best")
 
 
@@ -58,8 +59,8 @@ def check_summaries(context: Context) -> None:
     """Summaries by names that exist."""
     for node in context.of("TrainConfig"):
         for i, name in enumerate(node.message.tensorboard_summaries):
-            if name not in _SUMMARIES:
-                context.unknown(f"{node.at('tensorboard_summaries')}[{i}]", "summary", name, _SUMMARIES)
+            if name not in SUMMARIES:
+                context.unknown(f"{node.at('tensorboard_summaries')}[{i}]", "summary", name, SUMMARIES)
         if node.message.tensorboard_summaries and not node.message.use_tensorboard:
             path = f"{node.at('tensorboard_summaries')}[0]"
             context.problem(path, "has no effect with use_tensorboard: false; keep one")

@@ -6,7 +6,11 @@ from collections.abc import Iterator
 
 from recgrad.config.check.rule import CHECKS, Context, Node
 from recgrad.config.check.tasks import Task, tasks
+from recgrad.config.proto.metric_pb2 import MetricConfig, TrainMetricConfig
 
+# What metrics call themselves, and the parts of those that have several values. The metrics
+# cannot be asked: the check comes before they are imported.
+_RANKED = ("RecallAtK", "NDCGAtK", "HitRateAtK")
 _MANY_VALUED = {"calibration": ("ratio", "ece")}
 
 
@@ -32,9 +36,7 @@ def check_watched(context: Context) -> None:
             if node.kind == "CustomComponent":
                 return
             suffix = getattr(task.node.message, "tower_name", "")
-            parts = _MANY_VALUED.get(name)
-            names = [name] if parts is None else [f"{part}_{name}" for part in parts]
-            known += [f"{one}_{suffix}" if suffix else one for one in names]
+            known += [f"{one}_{suffix}" if suffix else one for one in value_names(name)]
     if not found or any(path.startswith("model_config") for path, _ in context.refusals):
         return
     for node, field in _watchers(context):
@@ -49,14 +51,24 @@ def _named(context: Context, task: Task, field: str) -> Iterator[tuple[Node, str
     """Metrics of a task, and the names that evaluation gives them."""
     for i, item in enumerate(getattr(task.node.message, field, ())):
         node = context.chosen(Node(f"{task.node.at(field)}[{i}]", item), "metric")
-        if node is not None and node.kind != "CustomComponent":
-            name = str(item.WhichOneof("metric")).removesuffix("_at_k")
-            ranked = node.kind in ("RecallAtK", "NDCGAtK", "HitRateAtK") or (
-                node.kind == "MRR" and node.message.HasField("top_k")
-            )
-            yield node, f"{name}@{node.message.top_k}" if ranked else name
-        elif node is not None:
-            yield node, node.message.class_path
+        if node is not None:
+            yield node, display_name(item)
+
+
+def display_name(metric: MetricConfig | TrainMetricConfig) -> str:
+    """What evaluation calls a metric: its name in the config, with the k of those that have one."""
+    choice = str(metric.WhichOneof("metric"))
+    message = getattr(metric, choice)
+    kind = message.DESCRIPTOR.name
+    if kind == "CustomComponent":
+        return str(message.class_path)
+    ranked = kind in _RANKED or (kind == "MRR" and message.HasField("top_k"))
+    return f"{choice.removesuffix('_at_k')}@{message.top_k}" if ranked else choice
+
+
+def value_names(name: str) -> list[str]:
+    """The names of a metric's values: its own, or one for each part."""
+    return [f"{part}_{name}" for part in _MANY_VALUED[name]] if name in _MANY_VALUED else [name]
 
 
 def _watchers(context: Context) -> Iterator[tuple[Node, str]]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from recgrad.errors import ConfigError, Problem, nearest
 from recgrad.training.hooks.base import StepReport
 from recgrad.training.hooks.log import LogRecord
 from recgrad.training.trainer import Trainer
@@ -16,14 +15,6 @@ from recgrad.training.trainer import Trainer
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-SUMMARIES = (
-    "loss",
-    "learning_rate",
-    "parameter",
-    "gradient",
-    "gradient_norm",
-    "global_gradient_norm",
-)
 DEFAULT_SUMMARIES = ("loss", "learning_rate")
 
 
@@ -32,7 +23,6 @@ class TensorBoard:
 
     def __init__(self, model_dir: Path, summaries: Collection[str] = ()) -> None:
         self.summaries = frozenset(summaries or DEFAULT_SUMMARIES)
-        check_summaries(self.summaries)
         self.model_dir = model_dir
         self._train: SummaryWriter | None = None
         self._evaluation: SummaryWriter | None = None
@@ -95,16 +85,3 @@ class TensorBoard:
                 self._train.add_scalar(
                     f"gradient_norm/{name}", torch.linalg.vector_norm(parameter.grad), step
                 )
-
-
-def check_summaries(names: Collection[str]) -> None:
-    """Refuse names that mean nothing."""
-    unknown = sorted(set(names) - set(SUMMARIES))
-    if unknown:
-        raise ConfigError(
-            Problem(
-                "train_config.tensorboard_summaries",
-                f"no summary '{name}'{nearest(name, SUMMARIES)} (known: {', '.join(SUMMARIES)})",
-            )
-            for name in unknown
-        )
