@@ -1,8 +1,9 @@
 """Registries: a component is one file that registers itself under its config name.
 
-A registry fills itself on first use by importing every module of its package, and by
-loading the Python entry points of the group `recgrad.<kind>s`, so a new file, here or in
-another distribution, is found without a list to keep.
+A registry fills itself on first use by importing every module of its package whose name
+does not begin with an underscore, and by loading the Python entry points of the group
+`recgrad.<kind>s`, so a new file, here or in another distribution, is found without a list
+to keep.
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ class Registry(Generic[T]):
             return
         self._filled = True
         package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-            importlib.import_module(module.name)
+        for module in pkgutil.iter_modules(package.__path__):
+            if not module.name.startswith("_"):
+                importlib.import_module(f"{self.package}.{module.name}")
         for entry in entry_points(group=f"recgrad.{self.kind.replace(' ', '_')}s"):
             self.register(entry.name)(entry.load())
 

@@ -63,3 +63,8 @@ def test_class_paths_that_lead_nowhere(path: str, message: str) -> None:
 
 def test_nearest_stays_silent_when_nothing_is_near() -> None:
     assert nearest("zzz", ["auc", "log_loss"]) == ""
+
+
+def test_files_with_an_underscore_hold_no_entries(package: str, tmp_path: Path) -> None:
+    (tmp_path / package / "_heavy.py").write_text("raise RuntimeError('imported')\n")
+    assert list(import_object(f"{package}.THINGS")) == ["cat"]

@@ -1,8 +1,9 @@
-"""Metrics by config name, on torchmetrics' base class so that they work in anyone's loop.
+"""Metrics by config name, and as torchmetrics' metrics that work in anyone's loop.
 
 `build_metric(config)` makes an evaluation metric, `build_train_metric(config)` a decayed
-one for the training log; `METRICS` and `TRAIN_METRICS` list them. The classes are
-importable from here: `from recgrad.metrics import AUC, GroupedAUC`.
+one for the training log; `METRICS` and `TRAIN_METRICS` list them. The classes that are
+importable from here (`from recgrad.metrics import AUC, GroupedAUC`) are `torchmetrics.Metric`s;
+those that a run builds compute the same, and spare it the import of torchmetrics.
 """
 
 from __future__ import annotations
@@ -51,7 +52,14 @@ __all__ = ["METRICS", "TRAIN_METRICS", "build_metric", "build_train_metric", *_H
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    from recgrad.metrics.base import Metric
+
+    if isinstance(found, type) and issubclass(found, Metric):
+        from recgrad.metrics._torch_metric import torch_metric
+
+        return torch_metric(found)
+    return found
 
 
 def build_metric(config: MetricConfig, *, num_class: int = 1) -> Metric:

@@ -50,6 +50,6 @@ class Accuracy(Metric):
         self.right = self.right + right.sum(dtype=torch.float64)
         self.rows = self.rows + len(preds)
 
-    def compute(self) -> Value:
+    def measure(self) -> Value:
         """The accuracy of all rows so far."""
         return self.right / self.rows if self.rows else self.undefined("there are no rows")

@@ -59,7 +59,7 @@ class AUC(Metric):
         else:
             self.counts = self.counts + bin_counts(preds, target, self.counts.shape[1], self.name)
 
-    def compute(self) -> Value:
+    def measure(self) -> Value:
         """The AUC of all rows so far."""
         if self.exact:
             value = exact_auc(self.column("scores"), self.column("labels") != 0)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
-import torchmetrics
 from torch import Tensor
 
 from recgrad.errors import RecgradError
+from recgrad.metrics.ranks import gather_tensors, rank, world_size
 
 Value = Tensor | dict[str, Tensor]
 """What compute() returns: one number, or several by name."""
@@ -21,43 +22,108 @@ class UndefinedMetricWarning(UserWarning):
     """A metric has no value for the rows it saw, and is reported as nan."""
 
 
-class Metric(torchmetrics.Metric):
+class Metric(ABC):
     """A metric whose value does not depend on how rows are spread over processes.
 
     State is either sums, added up over ranks, or kept rows, gathered from all ranks; both
     are part of the state_dict. Ranks may make different numbers of updates, also none;
     compute() is a collective, so every rank must call it.
 
+    What users import from `recgrad.metrics` is a `torchmetrics.Metric` as well; a run does
+    without, as importing torchmetrics takes as long as importing torch.
+
     Attributes:
         needs_key: update() takes a third argument, the group of each row.
         grouping_key: the field that holds it.
         config_name: the name in the config that it was built from.
+
+    Args:
+        sync_on_compute: whether compute() gathers the state of all ranks.
+        process_group: the ranks; all of them when left out.
     """
 
-    full_state_update = False
     needs_key: bool = False
     grouping_key: str | None = None
     config_name: str = ""
 
-    def __init__(self, **kwargs: Any) -> None:
-        # A rank without new rows would return its cached value and leave the others waiting.
-        super().__init__(**({"compute_with_cache": False} | kwargs))
+    def __init__(self, *, sync_on_compute: bool = True, process_group: Any = None) -> None:
+        self.sync_on_compute = sync_on_compute
+        self.process_group = process_group
+        self._defaults: dict[str, Any] = {}
+        self._reduce: dict[str, str | None] = {}
+        self._begin()
+
+    def _begin(self) -> None:
         self._quiet = False
         self._row_dtypes: dict[str, torch.dtype] = {}
 
-    @property
-    def update_called(self) -> bool:
-        """True: a metric without rows says itself that it is undefined."""
-        return True
+    # What a subclass gives
+
+    @abstractmethod
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Take in a batch: predictions, labels and, where needs_key is set, keys."""
+
+    @abstractmethod
+    def measure(self) -> Value:
+        """The value of the state as it is."""
+
+    # What it is used by
+
+    def compute(self) -> Value:
+        """The value of all rows of all ranks; a collective when there are several."""
+        if not self.sync_on_compute or world_size(self.process_group) == 1:
+            return self.measure()
+        own = {name: getattr(self, name) for name in self._defaults}
+        try:
+            for name in own:
+                setattr(self, name, self._gathered(name))
+            return self.measure()
+        finally:
+            for name, state in own.items():
+                setattr(self, name, state)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        for name, default in self._defaults.items():
+            setattr(self, name, _copy(default))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has seen, by name; of a metric inside it under that one's name and a dot."""
+        state = {name: _copy(getattr(self, name)) for name in self._defaults}
+        for name, metric in self._inner():
+            state.update({f"{name}.{key}": value for key, value in metric.state_dict().items()})
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a copy of what `state_dict` gave."""
+        if odd := sorted(set(self.state_dict()) ^ set(state)):
+            raise ValueError(f"{self.name}: another state than the metric's (differ: {', '.join(odd)})")
+        for name, default in self._defaults.items():
+            value = state[name]
+            if self._reduce[name] == "sum" and value.shape != default.shape:
+                sizes = f"{list(value.shape)}, the metric's is {list(default.shape)}"
+                raise ValueError(f"{self.name}: the state '{name}' is {sizes}")
+            setattr(self, name, _copy(value))
+        for name, metric in self._inner():
+            start = f"{name}."
+            metric.load_state_dict({k[len(start) :]: v for k, v in state.items() if k.startswith(start)})
+
+    # What a subclass is written with
 
     def add_sum(self, name: str, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float64) -> None:
         """Declare a state that is added up over ranks."""
-        self.add_state(name, torch.zeros(shape, dtype=dtype), dist_reduce_fx="sum", persistent=True)
+        self.declare(name, torch.zeros(shape, dtype=dtype), "sum")
 
     def add_rows(self, name: str, dtype: torch.dtype) -> None:
         """Declare a state that keeps one number a row."""
         self._row_dtypes[name] = dtype
-        self.add_state(name, [], dist_reduce_fx="cat", persistent=True)
+        self.declare(name, [], "cat")
+
+    def declare(self, name: str, default: Tensor | list[Any], reduce: str | None) -> None:
+        """Declare a state, and what is done with it over ranks: sum, max, cat, or nothing."""
+        self._defaults[name] = default
+        self._reduce[name] = reduce
+        setattr(self, name, _copy(default))
 
     def keep(self, **columns: Tensor) -> None:
         """Keep a batch's rows."""
@@ -74,16 +140,14 @@ class Metric(torchmetrics.Metric):
 
     def value_of_sums(self, sums: Tensor) -> Value:
         """The metric of such sums, without a warning where it is undefined."""
-        kept, start = self._copy_state_dict(), 0
+        kept, start = {name: getattr(self, name) for name in self._defaults}, 0
         self._quiet = True
         try:
             for name, state in kept.items():
-                assert isinstance(state, Tensor)
                 part = sums[start : start + state.numel()]
                 setattr(self, name, part.reshape(state.shape).to(state.dtype))
                 start += state.numel()
-            value: Value = type(self).compute(self)
-            return value
+            return self.measure()
         finally:
             self._quiet = False
             for name, state in kept.items():
@@ -100,6 +164,11 @@ class Metric(torchmetrics.Metric):
         return torch.tensor(value, dtype=torch.float64, device=self.device)
 
     @property
+    def device(self) -> torch.device:
+        """Where the state is."""
+        return torch.device("cpu")
+
+    @property
     def name(self) -> str:
         """The config name, or the class when it was built by hand."""
         return self.config_name or type(self).__name__
@@ -109,6 +178,9 @@ class Metric(torchmetrics.Metric):
         """The name in logs and reports, such as `recall@5`."""
         return self.name
 
+    def _inner(self) -> list[tuple[str, Metric]]:
+        return [(name, value) for name, value in vars(self).items() if isinstance(value, Metric)]
+
     def _joined(self, name: str) -> Tensor:
         value = getattr(self, name)
         if isinstance(value, Tensor):
@@ -117,38 +189,18 @@ class Metric(torchmetrics.Metric):
             return torch.empty(0, dtype=self._row_dtypes[name], device=self.device)
         return torch.cat(value)
 
-    def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
-        # A rank without rows joins the gather with an empty tensor of the right type.
-        for name in self._row_dtypes:
-            setattr(self, name, [self._joined(name)])
-        super()._sync_dist(*args, **kwargs)
-
-    def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
-        # Kept rows are never written to, so a copy of the list is a copy of the state.
-        state: dict[str, Tensor | list[Any]] = {}
-        for name in self._defaults:
-            value = getattr(self, name)
-            state[name] = list(value) if isinstance(value, list) else value.detach().clone()
-        return state
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name in self._defaults:
-            value = state_dict.get(prefix + name)
-            if isinstance(value, Tensor):
-                state_dict[prefix + name] = value.to(self.device, copy=True)
-            elif isinstance(value, list):
-                state_dict[prefix + name] = [item.to(self.device, copy=True) for item in value]
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def _gathered(self, name: str) -> Tensor | list[Tensor]:
+        """A state over all ranks."""
+        reduce = self._reduce[name]
+        if reduce == "cat":
+            # A rank without rows joins with an empty tensor of the right type.
+            return gather_tensors(self._joined(name), self.process_group)
+        parts = torch.stack(gather_tensors(getattr(self, name), self.process_group))
+        return parts.amax(0) if reduce == "max" else parts.sum(0)
 
 
-def rank() -> int:
-    """This process's number, 0 when it is alone."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-def world_size() -> int:
-    """How many processes train together."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+def _copy(state: Tensor | list[Tensor]) -> Tensor | list[Tensor]:
+    return state.clone() if isinstance(state, Tensor) else [part.clone() for part in state]
 
 
 def scores_of(preds: Tensor, name: str) -> Tensor:

@@ -39,7 +39,7 @@ class Calibration(Metric):
             [torch.bincount(place, weights=column, minlength=self.num_bins) for column in columns]
         )
 
-    def compute(self) -> Value:
+    def measure(self) -> Value:
         """Ratio and ece of all rows so far."""
         rows, predicted, observed = self.bins
         if not rows.sum():

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
-from torchmetrics.utilities.distributed import gather_all_tensors
+from torch import Tensor, nn
 
-from recgrad.metrics.base import Metric, Value, world_size
+from recgrad.metrics.base import Metric, Value
+from recgrad.metrics.ranks import gather_tensors, world_size
 
 
 def check_decay(decay_rate: float, decay_step: int) -> None:
@@ -48,14 +48,17 @@ class Decayed(Metric):
         # The windows are gathered and folded here, once for all ranks.
         super().__init__(**({"sync_on_compute": False} | kwargs))
         check_decay(decay_rate, decay_step)
+        if isinstance(self, nn.Module) != isinstance(metric, nn.Module):
+            # The state of the one would not be part of the state_dict of the other.
+            raise TypeError("metric must be a torchmetrics.Metric if and only if this is one")
         self.metric = metric
         self.decay_rate, self.decay_step = decay_rate, decay_step
         value = metric.value_of_sums(torch.zeros_like(metric.sums()))
         self.names = list(value) if isinstance(value, dict) else None
-        self._add("value", torch.full((len(self.names or [1]),), torch.nan, dtype=torch.float64))
-        self._add("steps", torch.tensor(0))
-        self._add("folded", torch.tensor(0))
-        self._add("closed", torch.zeros((0, 1 + metric.sums().numel()), dtype=torch.float64))
+        self.declare("value", torch.full((len(self.names or [1]),), torch.nan, dtype=torch.float64), None)
+        self.declare("steps", torch.tensor(0), None)
+        self.declare("folded", torch.tensor(0), None)
+        self.declare("closed", torch.zeros((0, 1 + metric.sums().numel()), dtype=torch.float64), None)
 
     @property
     def display_name(self) -> str:
@@ -69,7 +72,7 @@ class Decayed(Metric):
         if self.steps % self.decay_step == 0:
             self.closed = torch.cat([self.closed, self._window(int(self.steps) // self.decay_step)])
             self.metric.reset()
-            if world_size() == 1:
+            if world_size(self.process_group) == 1:
                 self._fold(self.closed)
 
     def forward(self, preds: Tensor, target: Tensor) -> Value:
@@ -77,18 +80,18 @@ class Decayed(Metric):
         self.update(preds, target)
         return self.compute()
 
-    def compute(self) -> Value:
+    def measure(self) -> Value:
         """The decayed value; a collective when there are several processes."""
         so_far = None
-        if world_size() > 1:
-            parts = gather_all_tensors(torch.cat([self._window(0), self.closed]), self.process_group)
+        if world_size(self.process_group) > 1:
+            parts = gather_tensors(torch.cat([self._window(0), self.closed]), self.process_group)
             self._fold(torch.cat([part[1:] for part in parts]))
             so_far = torch.cat([part[:1] for part in parts]).sum(0)
         value = self.value.clone()
         if value.isnan().any():
             # No window that has ended says anything; the rows since then may.
             so_far = self._window(0)[0] if so_far is None else so_far
-            value = torch.where(value.isnan(), self._measure(so_far[1:]), value)
+            value = torch.where(value.isnan(), self._value_of(so_far[1:]), value)
         if value.isnan().all():
             self.undefined(f"{self.metric.name} has no value for the rows so far")
         return value[0] if self.names is None else dict(zip(self.names, value))
@@ -98,15 +101,12 @@ class Decayed(Metric):
         super().reset()
         self.metric.reset()
 
-    def _add(self, name: str, default: Tensor) -> None:
-        self.add_state(name, default, dist_reduce_fx=None, persistent=True)
-
     def _window(self, number: int) -> Tensor:
         """The sums of the open window, with its number in front, [1, 1 + n]."""
         sums = self.metric.sums()
         return torch.cat([sums.new_tensor([number]), sums])[None]
 
-    def _measure(self, sums: Tensor) -> Tensor:
+    def _value_of(self, sums: Tensor) -> Tensor:
         value = self.metric.value_of_sums(sums)
         return torch.stack(list(value.values())) if isinstance(value, dict) else value[None]
 
@@ -115,7 +115,7 @@ class Decayed(Metric):
         for number in sorted(set(windows[:, 0].long().tolist())):
             if number <= self.folded:
                 continue
-            new = self._measure(windows[windows[:, 0] == number, 1:].sum(0))
+            new = self._value_of(windows[windows[:, 0] == number, 1:].sum(0))
             mixed = self.decay_rate * self.value + (1 - self.decay_rate) * new
             self.value = torch.where(new.isnan(), self.value, torch.where(self.value.isnan(), new, mixed))
             self.folded = torch.full_like(self.folded, number)

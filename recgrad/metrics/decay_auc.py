@@ -38,7 +38,7 @@ class DecayAUC(Metric):
         shape = (2, thresholds * BINS_PER_THRESHOLD)
         self.add_sum("counts", shape)
         self.add_sum("window", shape, torch.int64)
-        self.add_state("steps", torch.tensor(0), dist_reduce_fx="max", persistent=True)
+        self.declare("steps", torch.tensor(0), "max")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Take in a batch: probabilities [rows] and labels 0/1 [rows]."""
@@ -55,7 +55,7 @@ class DecayAUC(Metric):
         self.update(preds, target)
         return self.compute()
 
-    def compute(self) -> Value:
+    def measure(self) -> Value:
         """The AUC of the faded counts."""
         counts = self.counts if self.steps >= self.decay_step else self.window.double()
         value = binned_auc(*counts.cpu().numpy())

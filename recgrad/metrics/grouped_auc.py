@@ -46,7 +46,7 @@ class GroupedAUC(Metric):
         labels = binary_of(target, len(preds), self.name)
         self.keep(scores=preds, labels=labels, keys=keys_of(key, len(preds), self.name).to(preds.device))
 
-    def compute(self) -> Value:
+    def measure(self) -> Value:
         """The grouped AUC of all rows so far."""
         value = grouped_auc(
             self.column("scores"), self.column("labels") != 0, self.column("keys"), self.weighting

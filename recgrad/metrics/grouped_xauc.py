@@ -52,7 +52,7 @@ class GroupedXAUC(Metric):
         labels = finite_target(target, len(preds), self.name)
         self.keep(scores=preds, labels=labels, keys=keys_of(key, len(preds), self.name).to(preds.device))
 
-    def compute(self) -> Value:
+    def measure(self) -> Value:
         """The grouped XAUC of all rows so far."""
         max_pairs = 0 if self.exact else self.max_pairs_per_group
         value = grouped_xauc(self.column("scores"), self.column("labels"), self.column("keys"), max_pairs)

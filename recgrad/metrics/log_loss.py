@@ -58,7 +58,7 @@ class LogLoss(Metric):
         self.total = self.total + entropy_sum(preds, labels, self.eps)
         self.rows = self.rows + len(preds)
 
-    def compute(self) -> Value:
+    def measure(self) -> Value:
         """The log loss of all rows so far."""
         return self.total / self.rows if self.rows else self.undefined("there are no rows")
 

@@ -31,6 +31,6 @@ class MeanSquaredError(Metric):
         self.total = self.total + error.square().sum()
         self.rows = self.rows + len(preds)
 
-    def compute(self) -> Value:
+    def measure(self) -> Value:
         """The error of all rows so far."""
         return self.total / self.rows if self.rows else self.undefined("there are no rows")

@@ -78,7 +78,7 @@ class MulticlassAUC(Metric):
         found = torch.bincount(place.reshape(-1), minlength=self.counts.numel())
         self.counts = self.counts + found.reshape(self.counts.shape)
 
-    def compute(self) -> Value:
+    def measure(self) -> Value:
         """The AUC of all rows so far."""
         if self.exact:
             scores, labels = self.column("scores").reshape(-1, self.num_class), self.column("labels")

@@ -44,7 +44,7 @@ class NormalizedEntropy(Metric):
         self.labels = self.labels + labels.sum(dtype=torch.float64)
         self.rows = self.rows + len(preds)
 
-    def compute(self) -> Value:
+    def measure(self) -> Value:
         """The normalized entropy of all rows so far."""
         rate = self.labels / self.rows
         if not 0 < rate < 1:

@@ -103,7 +103,7 @@ class RankingMetric(Metric):
         self.total = self.total + float(values.sum())
         self.queries = self.queries + len(values)
 
-    def compute(self) -> Value:
+    def measure(self) -> Value:
         """The mean over all queries so far."""
         reason = "no query has an item to find"
         if not self.needs_key:

@@ -75,7 +75,7 @@ class XAUC(Metric):
         else:
             self.keep(scores=preds, labels=labels)
 
-    def compute(self) -> Value:
+    def measure(self) -> Value:
         """The XAUC of all rows so far."""
         wins, pairs = self._counts()
         return self.scalar(wins / 2 / pairs) if pairs else self.undefined("no two rows differ in their label")

@@ -4,20 +4,24 @@ Run as `process_worker.py RANK WORLD STORE OUTPUT`; what it writes is a JSON of 
 scenario and metric.
 """
 
+import inspect
 import json
 import sys
 import warnings
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from google.protobuf import text_format
 
+from recgrad.config.messages import chosen, to_kwargs
 from recgrad.config.proto.metric_pb2 import MetricConfig, TrainMetricConfig
 from recgrad.losses.pareto import pareto_weights
 from recgrad.losses.weighting import normalize_weights
 from recgrad.metrics import build_metric, build_train_metric
+from recgrad.metrics._torch_metric import torch_metric
 
 ROWS = 1000
 FLAT = [
@@ -86,13 +90,24 @@ def evaluated(texts, names, data, start, end, step, num_class=1) -> dict[str, li
     """The values of metrics after this process's rows, given in updates of `step` rows."""
     values = {}
     for text in texts:
-        metric = build_metric(text_format.Parse(text, MetricConfig()), num_class=num_class)
-        for at in range(start, end, step):
-            metric.update(*(data[name][at : min(at + step, end)] for name in names))
-        values[f"{text} of {num_class}"] = listed(metric.compute())
-        # A second call, where some ranks have news and some have not, must not hang or change.
-        assert values[f"{text} of {num_class}"] == listed(metric.compute())
+        for kind, build in (("plain", build_metric), ("torchmetrics", build_torch_metric)):
+            metric = build(text_format.Parse(text, MetricConfig()), num_class=num_class)
+            for at in range(start, end, step):
+                metric.update(*(data[name][at : min(at + step, end)] for name in names))
+            label = f"{text} of {num_class}, {kind}"
+            values[label] = listed(metric.compute())
+            # A second call, where some ranks have news and some have not, must not hang or change.
+            assert values[label] == listed(metric.compute())
     return values
+
+
+def build_torch_metric(config: MetricConfig, *, num_class: int) -> Any:
+    """The metric as a torchmetrics.Metric."""
+    kind = torch_metric(type(build_metric(config, num_class=num_class)))
+    kwargs = to_kwargs(chosen(config, "metric")[1])
+    if "num_class" in inspect.signature(kind).parameters:
+        kwargs["num_class"] = num_class
+    return kind(**kwargs)
 
 
 def trained(data, shares, rank) -> dict[str, list[float]]:

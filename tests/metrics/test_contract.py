@@ -1,6 +1,7 @@
 """What every registered metric promises."""
 
 import copy
+import inspect
 import pickle
 import re
 import warnings
@@ -11,6 +12,7 @@ import torchmetrics
 from google.protobuf import text_format
 
 import recgrad.metrics
+from recgrad.config.messages import chosen, to_kwargs
 from recgrad.config.proto.metric_pb2 import MetricConfig
 from recgrad.errors import ConfigError, RecgradError
 from recgrad.metrics import METRICS, UndefinedMetricWarning, build_metric
@@ -47,10 +49,28 @@ CONFIGS = {
 every = pytest.mark.parametrize("text", CONFIGS)
 
 
-def built(text: str, num_class: int | None = None):
+def plain(text: str, num_class: int | None = None):
+    """The metric as a run builds it."""
     return build_metric(
         text_format.Parse(text, MetricConfig()), num_class=CONFIGS[text] if num_class is None else num_class
     )
+
+
+def torch_kind(text: str):
+    """The same as users import it, a torchmetrics.Metric."""
+    name, message = chosen(text_format.Parse(text, MetricConfig()), "metric")
+    cls = getattr(recgrad.metrics, type(plain(text)).__name__)
+    kwargs = to_kwargs(message)
+    if "num_class" in inspect.signature(cls).parameters:
+        kwargs["num_class"] = CONFIGS[text]
+    metric = cls(**kwargs)
+    metric.config_name = name
+    return metric
+
+
+@pytest.fixture(params=[plain, torch_kind], ids=["plain", "torchmetrics"])
+def built(request):
+    return request.param
 
 
 def arguments(text: str, metric, rows: int, seed: int = 0):
@@ -74,18 +94,24 @@ def numbers(value):
 
 
 @every
-def test_is_a_torchmetrics_metric_that_knows_its_name(text):
+def test_is_a_torchmetrics_metric_where_users_import_it(text):
+    assert isinstance(torch_kind(text), torchmetrics.Metric)
+    assert not isinstance(plain(text), torchmetrics.Metric)
+
+
+@every
+def test_knows_its_name(text, built):
     metric = built(text)
-    assert isinstance(metric, torchmetrics.Metric)
     assert metric.config_name == text.split()[0]
     assert metric.needs_key == ("grouping_key" in text)
     assert metric.grouping_key == ("u" if metric.needs_key else None)
 
 
 @every
-def test_value_is_finite_and_float64(text):
+def test_value_is_finite_and_float64(text, built):
     metric = built(text)
-    value = metric(*arguments(text, metric, 80))
+    metric.update(*arguments(text, metric, 80))
+    value = metric.compute()
     for item in value.values() if isinstance(value, dict) else [value]:
         assert item.dtype == torch.float64
         assert item.dim() == 0
@@ -94,7 +120,7 @@ def test_value_is_finite_and_float64(text):
 
 # Pairs of a batch depend on the batches; test_xauc counts them.
 @pytest.mark.parametrize("text", [text for text in CONFIGS if "in_batch" not in text])
-def test_batches_add_up_to_the_whole(text):
+def test_batches_add_up_to_the_whole(text, built):
     whole, parts = built(text), built(text)
     columns = arguments(text, whole, 90)
     whole.update(*columns)
@@ -104,7 +130,7 @@ def test_batches_add_up_to_the_whole(text):
 
 
 @every
-def test_no_rows_is_nan_with_one_warning(text):
+def test_no_rows_is_nan_with_one_warning(text, built):
     metric = built(text)
     metric.update(*arguments(text, metric, 0))
     with pytest.warns(UndefinedMetricWarning, match=metric.config_name) as caught:
@@ -116,7 +142,7 @@ def test_no_rows_is_nan_with_one_warning(text):
 
 
 @every
-def test_nan_scores_are_an_error_that_names_the_row(text):
+def test_nan_scores_are_an_error_that_names_the_row(text, built):
     metric = built(text)
     preds, *rest = arguments(text, metric, 20)
     preds.view(20, -1)[13, -1] = float("nan")
@@ -125,7 +151,7 @@ def test_nan_scores_are_an_error_that_names_the_row(text):
 
 
 @every
-def test_one_row_never_crashes(text):
+def test_one_row_never_crashes(text, built):
     metric = built(text)
     metric.update(*arguments(text, metric, 1))
     with warnings.catch_warnings():
@@ -134,7 +160,7 @@ def test_one_row_never_crashes(text):
 
 
 @every
-def test_state_dict_round_trips_exactly(text, tmp_path):
+def test_state_dict_round_trips_exactly(text, built, tmp_path):
     metric, other = built(text), built(text)
     metric.update(*arguments(text, metric, 50, 1))
     torch.save(metric.state_dict(), tmp_path / "state.pt")
@@ -146,9 +172,11 @@ def test_state_dict_round_trips_exactly(text, tmp_path):
 
 
 @every
-def test_reset_copies_and_pickles(text):
+def test_reset_copies_and_pickles(text, built):
     metric = built(text)
-    fresh = numbers(built(text)(*arguments(text, metric, 40, 4)))
+    other = built(text)
+    other.update(*arguments(text, metric, 40, 4))
+    fresh = numbers(other.compute())
     metric.update(*arguments(text, metric, 50, 3))
     copies = [copy.deepcopy(metric), pickle.loads(pickle.dumps(metric))]
     assert all(numbers(c.compute()) == numbers(metric.compute()) for c in copies)
@@ -159,10 +187,10 @@ def test_reset_copies_and_pickles(text):
 
 @every
 def test_calling_it_gives_the_batch_and_keeps_the_whole(text):
-    called, updated = built(text), built(text)
+    called, updated = torch_kind(text), torch_kind(text)
     for seed in (5, 6):
         columns = arguments(text, called, 40, seed)
-        alone = built(text)
+        alone = torch_kind(text)
         alone.update(*columns)
         updated.update(*columns)
         assert numbers(called(*columns)) == numbers(alone.compute())
@@ -170,7 +198,7 @@ def test_calling_it_gives_the_batch_and_keeps_the_whole(text):
 
 
 @every
-def test_predictions_with_gradients_leave_no_graph(text):
+def test_predictions_with_gradients_leave_no_graph(text, built):
     metric = built(text)
     preds, *rest = arguments(text, metric, 20)
     metric.update(preds.requires_grad_(), *rest)
@@ -185,10 +213,10 @@ def test_every_metric_of_the_schema_and_registry_is_tested_here():
 
 
 def test_they_work_together_in_a_collection_of_torchmetrics():
-    texts = [text for text in CONFIGS if CONFIGS[text] <= 2 and not built(text).needs_key]
+    texts = [text for text in CONFIGS if CONFIGS[text] <= 2 and not plain(text).needs_key]
     texts = [text for text in texts if not re.match("recall|ndcg|hit_rate|mrr|calibration", text)]
-    together = torchmetrics.MetricCollection({text: built(text) for text in texts})
-    alone = {text: built(text) for text in together}
+    together = torchmetrics.MetricCollection({text: torch_kind(text) for text in texts})
+    alone = {text: plain(text) for text in together}
     for seed in range(3):
         columns = arguments("auc {}", alone["auc {}"], 50, seed)
         together.update(*columns)
@@ -224,11 +252,11 @@ def test_every_export_exists():
 )
 def test_configs_that_cannot_work_are_refused(text, num_class, message):
     with pytest.raises(ConfigError, match=message):
-        built(text, num_class)
+        plain(text, num_class)
 
 
 def test_custom_metric_is_built_with_its_params():
-    metric = built(
+    metric = plain(
         "custom_metric { class_path: 'torchmetrics.classification.BinaryFBetaScore' "
         "params { fields { key: 'beta' value { number_value: 2.5 } } } }",
         1,

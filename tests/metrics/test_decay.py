@@ -13,12 +13,12 @@ from recgrad.config.proto.metric_pb2 import MetricConfig, TrainMetricConfig
 from recgrad.errors import ConfigError
 from recgrad.metrics import (
     TRAIN_METRICS,
+    Decayed,
     MeanAbsoluteError,
     UndefinedMetricWarning,
     build_metric,
     build_train_metric,
 )
-from recgrad.metrics.decay import Decayed
 
 CONFIGS = [
     "auc {}",
@@ -62,7 +62,8 @@ def test_the_first_value_is_a_real_one(text):
     preds, target = next(iter(batches(1, text)))
     metric.update(preds, target)
     plain = build_metric(text_format.Parse(text, MetricConfig()))
-    assert numbers(metric.compute()) == pytest.approx(numbers(plain(preds, target)), rel=1e-9)
+    plain.update(preds, target)
+    assert numbers(metric.compute()) == pytest.approx(numbers(plain.compute()), rel=1e-9)
     assert all(value != 0 for value in numbers(metric.compute()))
 
 
@@ -174,7 +175,7 @@ def test_reset_forgets(text):
 
 def test_calling_it_returns_the_decayed_value():
     called, updated = (
-        built("mean_absolute_error {}", decay_step=2),
+        Decayed(MeanAbsoluteError(), decay_step=2),
         built("mean_absolute_error {}", decay_step=2),
     )
     for batch in batches(5):
@@ -212,3 +213,35 @@ def test_decayed_takes_any_metric_of_sums():
     metric.update(torch.tensor([1.0]), torch.tensor([0.0]))
     metric.update(torch.tensor([3.0]), torch.tensor([0.0]))
     assert metric.compute() == 2
+
+
+def test_as_a_torchmetric_it_saves_and_resets_the_open_window():
+    first, second = (Decayed(MeanAbsoluteError(), decay_step=3) for _ in range(2))
+    stream = list(batches(5))
+    for batch in stream[:4]:
+        first.update(*batch)
+    second.load_state_dict(first.state_dict())
+    for metric in (first, second):
+        metric.update(*stream[4])
+    assert second.compute() == first.compute()
+    second.reset()
+    assert not second.metric.rows
+
+
+def test_a_torchmetric_does_not_take_in_a_plain_metric():
+    plain = build_metric(text_format.Parse("mean_absolute_error {}", MetricConfig()))
+    with pytest.raises(TypeError, match="if and only if"):
+        Decayed(plain)
+
+
+def test_a_state_of_other_bins_is_refused():
+    wide, narrow = built("auc {}"), built("auc { thresholds: 100 }")
+    with pytest.raises(
+        ValueError, match=r"auc: the state 'counts' is \[2, 12800\], the metric's is \[2, 6400\]"
+    ):
+        narrow.load_state_dict(wide.state_dict())
+
+
+def test_a_state_of_another_metric_is_refused():
+    with pytest.raises(ValueError, match=r"mean_absolute_error: another state .*counts"):
+        built("mean_absolute_error {}").load_state_dict(built("auc {}").state_dict())

@@ -50,4 +50,4 @@ def test_every_rank_has_the_value_of_one_process(world, alone, tmp_path):
 def test_the_sampled_values_are_of_samples(alone):
     """Otherwise the test above would say nothing of sampling."""
     values = alone["uneven"]
-    assert values["xauc { max_pairs: 3000 } of 1"] != values["xauc { exact: true } of 1"]
+    assert values["xauc { max_pairs: 3000 } of 1, plain"] != values["xauc { exact: true } of 1, plain"]
