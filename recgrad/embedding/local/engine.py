@@ -79,7 +79,7 @@ class LocalEngine(nn.Module):
     ) -> None:
         super().__init__()
         specs = {spec.name: spec for spec in tables}
-        _check(tables, lookups, specs, keys, sequence_keys)
+        check_specs(tables, lookups, specs, keys, sequence_keys)
         self.lookups = {spec.name: spec for spec in lookups}
         self.keys, self.sequence_keys = tuple(keys), tuple(sequence_keys)
         self.groups = {
@@ -192,11 +192,12 @@ class LocalEngine(nn.Module):
         """Whether the waiting gradients of some tables are free of infinities and NaN."""
         return all(group.finite(names) for group in self.groups.values())
 
-    def summed_gradients(self, limits: dict[str, float]) -> list[Tensor]:
+    def summed_gradients(self, limits: dict[str, float], *, own: bool = False) -> list[Tensor]:
         """Replace the waiting gradients of some tables by their sums per row.
 
         Args:
             limits: by table, the largest element that a gradient may have before it is summed.
+            own: leave out what another process has too; here there is none.
 
         Returns:
             the sums, one [rows, dim] tensor per dim; changing them changes what will be applied.
@@ -213,13 +214,14 @@ class LocalEngine(nn.Module):
         return f"tables={len(self.tables)}, lookups={len(self.lookups)}, dims={sorted(self.groups)}"
 
 
-def _check(
+def check_specs(
     tables: Sequence[TableSpec],
     lookups: Sequence[LookupSpec],
     specs: dict[str, TableSpec],
     keys: Sequence[str],
     sequence_keys: Sequence[str],
 ) -> None:
+    """Refuse tables and lookups that do not fit together, with ValueError."""
     if len(specs) != len(tables):
         raise ValueError(f"table names must be unique, got {[spec.name for spec in tables]}")
     if len({spec.name for spec in lookups}) != len(lookups):
@@ -263,7 +265,7 @@ class Embedded:
     def _take(self, dim: int, first: int, last: int) -> Tensor:
         group, result = self._engine.groups[dim], self._results[dim]
         output = result.output(first, last)
-        if not torch.is_grad_enabled() or not group.trainable[first:last].any():
+        if not torch.is_grad_enabled() or not group.span(first, last).tables:
             return output
         self._taken += 1
         taken: Tensor = _Take.apply(  # type: ignore[no-untyped-call]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,6 @@ from recgrad.embedding.local.layout import (
     BAGS,
     ID_WEIGHTS,
     IDS,
-    INDEX,
     LOOKUP_COLUMNS,
     MEAN,
     OFFSETS,
@@ -26,23 +26,10 @@ from recgrad.embedding.local.layout import (
     VECTORS,
 )
 from recgrad.embedding.local.lookup import BAGS_PER_TASK, TASK_COLUMNS
-from recgrad.embedding.local.parallel import launch, thread_count
-from recgrad.embedding.local.pending import Plan, Source, only
-from recgrad.embedding.local.plan import (
-    JOB_BAD,
-    JOB_COLUMNS,
-    JOB_PACKED,
-    JOB_ROWS,
-    JOB_SCALED,
-    JOB_SOURCE,
-    JOB_SOURCES,
-    JOB_START,
-    JOB_TABLE,
-    JOB_TASK,
-    JOB_TASKS,
-    OCCURRENCES_PER_TASK,
-    PACK_FROM,
-)
+from recgrad.embedding.local.parallel import launch
+from recgrad.embedding.local.pending import SUMMED, Source, Tables, only
+from recgrad.embedding.local.plan import JOB_ROWS, JOB_START
+from recgrad.embedding.local.planner import Plan, Planner
 from recgrad.embedding.local.simd import F32
 from recgrad.embedding.local.table import Table
 from recgrad.embedding.local.update import TEMPLATE
@@ -51,6 +38,22 @@ from recgrad.errors import DataError
 from recgrad.optim.sparse.optimizer import Update
 
 Array = npt.NDArray[Any]
+_FRAMES = 16  # shapes of batches that are remembered
+
+
+class Frame(NamedTuple):
+    """What the pooled lookups of a batch of one shape have in common."""
+
+    rows: int
+    lines: Array  # of the lookup matrix, counted from the start of ids, offsets, weights and output
+    tasks: Array
+
+
+class Span(NamedTuple):
+    """Some neighbouring columns."""
+
+    tables: Tables  # the trainable ones among theirs
+    mask: Array | None  # which columns have a trainable table; None for all
 
 
 class DimGroup:
@@ -87,66 +90,90 @@ class DimGroup:
         self._simple_rows = all(table.kind == F32 and not table.compact for table in used)
         self._state_arrays: tuple[Any, tuple[Array, Array, Array], Any] | None = None
         self.sources: list[Source] = []
-        self._scratch: list[Array] = [np.empty((0, 0), np.int32)] * 2
+        self._all: Tables = frozenset(range(len(tables)))
+        self._planner = Planner(self.tables, self.matrix, self.dim)
+        self._vectors = np.arange(len(ordered)) * self.dim * 4  # from a block's first column to each
+        self._frames: dict[tuple[Any, ...], Frame] = {}
+        self._spans: dict[tuple[int, int], Span] = {}
+        self._line_addresses = (address_of(self.matrix), address_of(self.parameters))
 
     # --- forward ---
 
     def lookup(self, ids: Inputs | None, sequences: Inputs | None) -> Result:
         """Pool the bags of all columns whose inputs are given."""
-        lines = self._fixed.copy()
-        occurrences = np.zeros(len(lines), np.int64)
-        lines[:, BAGS] = -1
         p = self.pooled
-        result = Result(None, {}, lines, occurrences, (ids, sequences), self.dim)
-        tasks: list[Array] = []
+        block = None
+        outputs: dict[int, Tensor] = {}
+        parts, tasks = [self._fixed[:0]], []
         if ids is not None and p:
-            self._fill(lines[:p], occurrences[:p], self._keys[:p], ids)
-            rows = int(lines[0, BAGS])
-            if (lines[:p, BAGS] != rows).any():
-                raise ValueError(f"pooled features must have one bag per row, got {lines[:p, BAGS].tolist()}")
-            result.block = torch.empty(rows, p * self.dim)
-            lines[:p, VECTORS] = result.block.data_ptr() + np.arange(p) * self.dim * 4
-            lines[:p, VECTOR_STRIDE] = p * self.dim * 4
-            simple = self._simple_rows and ids.offsets is None and ids.weights is None
-            tasks.append(_tasks(0, p, rows, BAGS_PER_TASK, simple))
-        if sequences is not None and p < len(lines):
-            self._fill(lines[p:], occurrences[p:], self._keys[p:], sequences)
-            for column in range(p, len(lines)):
-                positions = int(lines[column, BAGS])
-                result.sequences[column] = output = torch.empty(positions, self.dim)
-                lines[column, VECTORS] = output.data_ptr()
-                tasks.append(_tasks(column, column + 1, positions, 4 * BAGS_PER_TASK, False))
-            lines[p:, VECTOR_STRIDE] = self.dim * 4
+            frame = self._frame(ids)
+            block = torch.empty(frame.rows, p * self.dim)
+            parts.append(frame.lines + ids.addresses(block.data_ptr()))
+            tasks.append(frame.tasks)
+        elif p:
+            parts.append(self._absent(0, p))
+        if sequences is not None and p < len(self.lookups):
+            lines = self._relative(sequences, p, len(self.lookups)) + sequences.addresses(0)
+            for column, count in enumerate(lines[:, BAGS].tolist(), p):
+                outputs[column] = output = torch.empty(count, self.dim)
+                lines[column - p, VECTORS] = output.data_ptr()
+                tasks.append(_tasks(column, column + 1, count, 4 * BAGS_PER_TASK, False))
+            lines[:, VECTOR_STRIDE] = self.dim * 4
+            parts.append(lines)
+        elif p < len(self.lookups):
+            parts.append(self._absent(p, len(self.lookups)))
+        lines = parts[1] if len(parts) == 2 else np.concatenate(parts)
+        result = Result(block, outputs, lines, (ids, sequences), self.dim)
         if tasks:
-            self._run_lookup(lines, np.concatenate(tasks), result)
+            self._run_lookup(lines, tasks[0] if len(tasks) == 1 else np.concatenate(tasks), result)
         return result
 
-    def _fill(self, lines: Array, occurrences: Array, keys: Array, inputs: Inputs) -> None:
-        """Where the ids of each column are."""
-        first = inputs.first_bags[keys]
-        last = inputs.first_bags[keys + 1]
-        lines[:, BAGS] = last - first
-        weights = 0 if inputs.weights is None else address_of(inputs.weights)
+    def _frame(self, ids: Inputs) -> Frame:
+        """The pooled lookups of a batch of this shape."""
+        key = (ids.bags.counts, ids.offsets is None, ids.weights is None)
+        known = self._frames.get(key)
+        if known is not None:
+            return known
+        p = self.pooled
+        lines = self._relative(ids, 0, p)
+        rows = int(lines[0, BAGS])
+        if (lines[:, BAGS] != rows).any():
+            raise ValueError(f"pooled features must have one bag per row, got {lines[:, BAGS].tolist()}")
+        lines[:, VECTORS] = self._vectors[:p]
+        lines[:, VECTOR_STRIDE] = p * self.dim * 4
+        simple = self._simple_rows and ids.offsets is None and ids.weights is None
+        if len(self._frames) >= _FRAMES:
+            self._frames.clear()
+        self._frames[key] = frame = Frame(rows, lines, _tasks(0, p, rows, BAGS_PER_TASK, simple))
+        return frame
+
+    def _absent(self, first: int, last: int) -> Array:
+        """Lines of columns that a forward pass does not look up."""
+        lines = self._fixed[first:last].copy()
+        lines[:, BAGS] = -1
+        return lines
+
+    def _relative(self, inputs: Inputs, first: int, last: int) -> Array:
+        """Where the ids of some columns are, counted from the start of all ids, offsets and weights."""
+        lines, keys = self._fixed[first:last].copy(), self._keys[first:last]
+        bag = inputs.bags.first[keys]
+        lines[:, BAGS] = inputs.bags.first[keys + 1] - bag
         if inputs.offsets is None:
-            occurrences[:] = last - first
-            lines[:, IDS] = address_of(inputs.values) + 8 * first
-            lines[:, ID_WEIGHTS] = weights + 4 * first if weights else 0
+            lines[:, IDS] = 8 * bag
+            lines[:, ID_WEIGHTS] = 4 * bag if inputs.weights is not None else 0
         else:
-            occurrences[:] = inputs.offsets[last] - inputs.offsets[first]
-            lines[:, IDS] = address_of(inputs.values)
-            lines[:, OFFSETS] = address_of(inputs.offsets) + 8 * first
-            lines[:, ID_WEIGHTS] = weights
+            lines[:, OFFSETS] = 8 * bag
+        return lines
 
     def _run_lookup(self, lines: Array, tasks: Array, result: Result) -> None:
         errors = np.zeros((len(tasks), 2), np.int64)
         launch(
             simple_kernel("recgrad.embedding.local.lookup", "lookup_tasks"),
-            *(self.dim, len(tasks), lines, self.matrix, self.parameters, tasks, errors),
+            *(self.dim, len(tasks), lines, *self._line_addresses, tasks, errors),
             tasks=len(tasks),
         )
-        bad = np.flatnonzero(errors[:, 1])
-        if len(bad):
-            column, position = errors[bad[0]]
+        if errors.any():
+            column, position = errors[np.flatnonzero(errors[:, 1])[0]]
             raise self._bad_id(int(column), int(position) - 1, result)
 
     def _bad_id(self, column: int, position: int, result: Result) -> DataError:
@@ -156,15 +183,15 @@ class DimGroup:
         key = self._keys[column]
         if inputs.offsets is None:
             bag = position
-            position += int(inputs.first_bags[key])
+            position += int(inputs.bags.first[key])
         else:
             bag = (
-                int(np.searchsorted(inputs.offsets, position, side="right")) - 1 - int(inputs.first_bags[key])
+                int(np.searchsorted(inputs.offsets, position, side="right")) - 1 - int(inputs.bags.first[key])
             )
         table = self.tables[self._fixed[column, TABLE]].spec
         place = "position" if spec.sequence else "row"
         return DataError(
-            f"feature '{spec.key}': id {inputs.values[position]} is outside table '{table.name}' "
+            f"feature '{spec.key}': id {int(inputs.values[position])} is outside table '{table.name}' "
             f"of {table.num_rows} rows ({place} {bag} of the batch)"
         )
 
@@ -175,134 +202,83 @@ class DimGroup:
         gradient = gradient.detach().to(torch.float32)
         if gradient.stride(1) != 1 and gradient.shape[1] > 1:
             gradient = gradient.contiguous()
+        span = self.span(first, last)
         lines = result.lookups[first:last].copy()
-        lines[:, VECTORS] = gradient.data_ptr() + np.arange(last - first) * self.dim * 4
+        lines[:, VECTORS] = self._vectors[: last - first] + gradient.data_ptr()
         lines[:, VECTOR_STRIDE] = gradient.stride(0) * 4
-        used = self.trainable[first:last]
-        if not used.all():
-            lines = lines[used]
-        occurrences = result.occurrences[first:last][used]
-        self.sources.append(Source(order, lines, occurrences, gradient, result))
+        if span.mask is not None:
+            lines = lines[span.mask]
+        self.sources.append(Source(order, lines, span.tables, gradient, result))
+
+    def span(self, first: int, last: int) -> Span:
+        """What is known of columns first … last − 1."""
+        known = self._spans.get((first, last))
+        if known is None:
+            mask = self.trainable[first:last]
+            tables = frozenset(self._fixed[first:last, TABLE][mask].tolist())
+            known = self._spans[first, last] = Span(tables, None if mask.all() else mask)
+        return known
 
     def pending_tables(self) -> list[str]:
         """Names of the tables that have gradients waiting."""
-        used = {int(t) for source in self.sources for t in source.lines[:, TABLE]}
+        used: Tables = frozenset().union(*(source.tables for source in self.sources))
         return [self.tables[t].name for t in sorted(used)]
+
+    def _members(self, names: Collection[str]) -> Tables:
+        return frozenset(i for i, table in enumerate(self.tables) if table.name in names)
+
+    def _waiting(self, members: Tables) -> list[Source]:
+        """The sources of some tables."""
+        chosen = (only(source, members) for source in self.sources)
+        return [source for source in chosen if source is not None]
 
     def clear(self, names: set[str] | None = None) -> None:
         """Drop the waiting gradients, of all tables or of some."""
-        if names is not None:
-            left = [i for i, table in enumerate(self.tables) if table.name not in names]
-            self.sources = [
-                kept for kept in (only(source, left, len(self.tables)) for source in self.sources) if kept
-            ]
-        else:
+        if names is None:
             self.sources = []
+        elif self.sources:
+            self.sources = self._waiting(self._all - self._members(names))
 
     def scale(self, names: set[str], factor: float) -> None:
         """Multiply the waiting gradients of some tables."""
-        members = [i for i, table in enumerate(self.tables) if table.name in names]
-        others = [i for i, table in enumerate(self.tables) if table.name not in names]
-        chosen = [only(source, members, len(self.tables)) for source in self.sources]
-        kept = [only(source, others, len(self.tables)) for source in self.sources]
-        self.sources = [s for s in kept if s] + [s.times(factor) for s in chosen if s]
+        members = self._members(names)
+        scaled = [source.times(factor) for source in self._waiting(members)]
+        self.sources = self._waiting(self._all - members) + scaled
 
     def finite(self, names: set[str]) -> bool:
         """Whether the waiting gradients of some tables are free of infinities and NaN."""
-        members = [i for i, table in enumerate(self.tables) if table.name in names]
-        gradients = [
-            s.gradient for s in (only(source, members, len(self.tables)) for source in self.sources) if s
-        ]
+        gradients = [source.gradient for source in self._waiting(self._members(names))]
         extremes = [torch.stack(torch.aminmax(g)) for g in gradients if g.numel()]
         return all(bool(torch.isfinite(extreme).all()) for extreme in extremes)
 
     # --- update ---
 
-    def plan(self, members: Sequence[int]) -> Plan | None:
+    def _plan(self, members: Tables) -> Plan | None:
         """Find the distinct rows of these tables and where their gradients are."""
-        chosen = [
-            only(source, members, len(self.tables)) for source in sorted(self.sources, key=lambda s: s.order)
-        ]
-        sources = [source for source in chosen if source is not None]
-        if not sources:
-            return None
-        lines = np.concatenate([source.lines for source in sources])
-        occurrences = np.concatenate([source.occurrences for source in sources])
-        order = np.argsort(lines[:, TABLE], kind="stable")
-        lines, occurrences = lines[order], occurrences[order]
-        starts = np.flatnonzero(np.diff(lines[:, TABLE], prepend=-1))
-        counts = np.add.reduceat(occurrences, starts)
-        jobs = self._jobs(lines, starts, counts)
-        packed = self._pack(jobs, np.add.reduceat(lines[:, BAGS], starts), counts)
-        for i in np.flatnonzero(self.matrix[jobs[:, JOB_TABLE], INDEX]):
-            self.tables[jobs[i, JOB_TABLE]].make_room(int(counts[i]))
-        size = int(counts.sum())
-        tasks = int(jobs[-1, JOB_TASKS])
-        rows, slots, ends, gradients = (np.empty(max(size, 1), np.int64) for _ in range(4))
-        coefficients = np.empty(size if jobs[:, JOB_SCALED].any() else 1, np.float32)
-        cuts = np.empty(tasks, np.int64)
-        busiest = int(counts.max())
-        places, numbers = self._room(max(64, 1 << max(0, int(busiest * 1.5)).bit_length()), max(1, busiest))
-        launch(
-            simple_kernel("recgrad.embedding.local.plan", "plan_tasks"),
-            *(len(jobs), places, places.shape[1], numbers, numbers.shape[1]),
-            *(jobs, lines, self.matrix, rows, slots, ends, gradients, coefficients, cuts),
-            self.dim,
-            tasks=len(jobs),
-        )
-        bad = np.flatnonzero(jobs[:, JOB_BAD])
-        if len(bad):
-            raise DataError(
-                f"table '{self.tables[jobs[bad[0], JOB_TABLE]].name}': "
-                "ids were changed between the forward pass and the update; they are outside the table now"
-            )
-        task_jobs = np.repeat(np.arange(len(jobs)), jobs[:, JOB_TASKS] - jobs[:, JOB_TASK])
-        return Plan(jobs, rows, slots, ends, gradients, coefficients, cuts, task_jobs, size, packed)
+        sources = self._waiting(members)
+        return self._planner.plan(sorted(sources, key=lambda s: s.order)) if sources else None
 
-    def _jobs(self, lines: Array, starts: Array, counts: Array) -> Array:
-        jobs = np.zeros((len(starts), JOB_COLUMNS), np.int64)
-        jobs[:, JOB_TABLE] = lines[starts, TABLE]
-        jobs[:, JOB_SOURCE] = starts
-        jobs[:, JOB_SOURCES] = np.append(starts[1:], len(lines))
-        ends = np.cumsum(counts)
-        jobs[:, JOB_START] = ends - counts
-        tasks = (counts + OCCURRENCES_PER_TASK - 1) // OCCURRENCES_PER_TASK
-        jobs[:, JOB_TASKS] = np.cumsum(tasks)
-        jobs[:, JOB_TASK] = jobs[:, JOB_TASKS] - tasks
-        scaled = (lines[:, ID_WEIGHTS] != 0) | ((lines[:, MEAN] != 0) & (lines[:, OFFSETS] != 0))
-        jobs[:, JOB_SCALED] = np.logical_or.reduceat(scaled, starts)
-        return jobs
-
-    def _pack(self, jobs: Array, bags: Array, counts: Array) -> Array | None:
-        """Room for copies of gradients that are read several times each."""
-        worth = np.where(counts >= PACK_FROM * bags, bags, 0)
-        if not worth.any():
-            return None
-        room = np.empty((int(worth.sum()), self.dim), np.float32)
-        jobs[:, JOB_PACKED] = np.where(
-            worth > 0, address_of(room) + 4 * self.dim * (np.cumsum(worth) - worth), 0
-        )
-        return room
-
-    def _room(self, places: int, numbers: int) -> list[Array]:
-        """Scratch memory of the plan, a line for each thread."""
-        threads = thread_count()
-        for i, columns in enumerate((places, numbers)):
-            have = self._scratch[i].shape
-            if have[0] < threads or have[1] < columns:
-                self._scratch[i] = np.empty((threads, columns), np.int32)
-        return self._scratch
+    def _limits(self, limits: dict[int, float]) -> dict[int, float]:
+        """The limits that are left to apply: a gradient is clamped once, before it is first summed."""
+        summed: Tables = frozenset().union(*(s.tables for s in self.sources if s.order == SUMMED))
+        for t in sorted(summed & limits.keys()):
+            parts = self._waiting(frozenset((t,)))
+            if limits[t] != math.inf and len(parts) > 1:  # gradients came after the sums
+                late = [part if part.order == SUMMED else part.clamped(limits[t]) for part in parts]
+                self.sources = self._waiting(self._all - {t}) + late
+        return {t: math.inf if t in summed else limit for t, limit in limits.items()} if summed else limits
 
     def update(self, updates: Sequence[Update]) -> None:
         """Apply one rule to the waiting gradients of these tables, which all have it."""
         if not updates:
             return
         by_table = {u.table.position: u for u in updates}
-        plan = self.plan(sorted(by_table))
+        limits = self._limits({t: u.limit for t, u in by_table.items()})
+        plan = self._plan(frozenset(by_table))
         if plan is None or plan.size == 0:
             return
-        ordered = [by_table[int(t)] for t in plan.jobs[:, JOB_TABLE]]
-        settings = np.array([(u.limit, u.l2, u.decoupled) for u in ordered], np.float32)
+        ordered = [by_table[t] for t in plan.tables]
+        settings = np.array([(limits[u.table.position], u.l2, u.decoupled) for u in ordered], np.float32)
         hyper = np.array([u.hyperparameters or (0.0,) for u in ordered], np.float32)
         kernel = rule_kernel(TEMPLATE, ordered[0].rule)
         self._run_update(kernel, plan, settings, hyper, ordered, self._states(ordered), None)
@@ -335,15 +311,15 @@ class DimGroup:
         addresses, initials, widths = states
         count = len(ordered[0].table.states) if ordered else 0
         steps = np.array([u.step for u in ordered] or [0], np.int64)
+        jobs, task_jobs, cuts, rows, slots, ends, gradients, coefficients = plan.addresses
         launch(
             kernel,
-            *(self.dim, count, len(plan.cuts), plan.size, hyper.shape[1]),
-            *(plan.jobs, self.matrix, self.parameters, plan.task_jobs, plan.cuts),
-            *(plan.rows, plan.slots, plan.ends, plan.gradients, plan.coefficients),
+            *(self.dim, count, plan.tasks, plan.size, hyper.shape[1]),
+            *(jobs, *self._line_addresses, task_jobs, cuts, rows, slots, ends, gradients, coefficients),
             *(settings, hyper, steps, addresses, initials, widths),
             0 if out is None else out,
             *(stage_function(name).address for name in ("stage", "unstage")),
-            tasks=len(plan.cuts),
+            tasks=plan.tasks,
         )
 
     def reduce(self, limits: dict[int, float]) -> Tensor:
@@ -355,10 +331,11 @@ class DimGroup:
         Returns:
             the sums, [distinct rows, dim]; changing them changes what will be applied.
         """
-        plan = self.plan(sorted(limits))
+        limits = self._limits(limits)
+        plan = self._plan(frozenset(limits))
         if plan is None:
             return torch.empty(0, self.dim)
-        settings = np.array([(limits[int(t)], 0, 0) for t in plan.jobs[:, JOB_TABLE]], np.float32)
+        settings = np.array([(limits[t], 0, 0) for t in plan.tables], np.float32)
         sums = np.empty((max(plan.size, 1), self.dim), np.float32)
         empty = np.zeros((len(plan.jobs), 1), np.int64)
         kernel = simple_kernel("recgrad.embedding.local.update", "reduce_tasks")
@@ -374,14 +351,13 @@ class DimGroup:
         rows, packed = plan.rows[picked], torch.from_numpy(sums[picked])
         lines = np.zeros((len(plan.jobs), LOOKUP_COLUMNS), np.int64)
         first = np.cumsum(counts) - counts
-        lines[:, TABLE] = plan.jobs[:, JOB_TABLE]
+        lines[:, TABLE] = plan.tables
         lines[:, IDS] = address_of(rows) + 8 * first
         lines[:, BAGS] = counts
         lines[:, VECTORS] = packed.data_ptr() + 4 * self.dim * first
         lines[:, VECTOR_STRIDE] = 4 * self.dim
-        names = {self.tables[int(t)].name for t in plan.jobs[:, JOB_TABLE]}
-        self.clear(names)
-        self.sources.append(Source((-1, 0), lines, counts.copy(), packed, rows))
+        tables = frozenset(plan.tables)
+        self.sources = [*self._waiting(self._all - tables), Source(SUMMED, lines, tables, packed, rows)]
         return packed
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,38 +24,60 @@ def address_of(array: Array) -> int:
     return address
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Bags(NamedTuple):
+    """How the bags of a batch are divided among the keys."""
+
+    counts: tuple[int, ...]
+    first: Array  # int64 [keys + 1]: the first bag of each key
+    total: int
+
+
+@lru_cache(maxsize=64)
+def _bags(counts: tuple[int, ...]) -> Bags:
+    first = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=first[1:])
+    return Bags(counts, first, int(first[-1]))
+
+
+class Inputs(NamedTuple):
     """Ids as kernels read them: checked, and with the place of each bag."""
 
-    values: Array
+    values: Tensor
     offsets: Array | None  # int64 [bags + 1]; None when every bag holds one id
-    weights: Array | None
-    first_bags: Array  # int64 [keys + 1]: the first bag of each key
+    weights: Tensor | None
+    bags: Bags
 
     @staticmethod
     def of(ids: Any, keys: Sequence[str], what: str) -> Inputs:
         """Check the shapes of `ids` and find where bags begin."""
-        counts = np.array(ids.bag_counts, dtype=np.int64)
-        if len(counts) != len(keys):
-            raise ValueError(f"{what} must have {len(keys)} features ({', '.join(keys)}), got {len(counts)}")
-        if ids.values.dtype != torch.int64 or ids.values.device.type != "cpu":
-            raise ValueError(f"{what}.values must be int64 on the CPU, got {ids.values.dtype}")
-        first_bags = np.zeros(len(counts) + 1, np.int64)
-        np.cumsum(counts, out=first_bags[1:])
-        values = ids.values.contiguous().numpy()
-        weights = None
-        if ids.weights is not None:
-            weights = ids.weights.detach().to(torch.float32).contiguous().numpy()
+        bags = _bags(tuple(ids.bag_counts))
+        if len(bags.counts) != len(keys):
+            raise ValueError(
+                f"{what} must have {len(keys)} features ({', '.join(keys)}), got {len(bags.counts)}"
+            )
+        values, weights = ids.values, ids.weights
+        if values.dtype is not torch.int64 or not values.is_cpu:
+            raise ValueError(f"{what}.values must be int64 on the CPU, got {values.dtype}")
+        values = values.contiguous()
+        if weights is not None:
+            weights = weights.detach().to(torch.float32).contiguous()
             if weights.shape != values.shape:
                 raise ValueError(
-                    f"{what} must have a weight for each id, got {weights.shape} for {values.shape}"
+                    f"{what} must have a weight for each id, "
+                    f"got {tuple(weights.shape)} for {tuple(values.shape)}"
                 )
         offsets = None if ids.single else _offsets(ids.lengths, what)
-        ends = int(first_bags[-1]) if offsets is None else int(offsets[-1])
-        if len(values) != ends or (offsets is not None and len(offsets) != first_bags[-1] + 1):
-            raise ValueError(f"{what}: lengths must add up to the {len(values)} ids and match bag_counts")
-        return Inputs(values, offsets, weights, first_bags)
+        ends = bags.total if offsets is None else int(offsets[-1])
+        count = values.numel()
+        if count != ends or (offsets is not None and len(offsets) != bags.total + 1):
+            raise ValueError(f"{what}: lengths must add up to the {count} ids and match bag_counts")
+        return Inputs(values, offsets, weights, bags)
+
+    def addresses(self, vectors: int) -> Array:
+        """What to add to a line of the lookup matrix that counts from the start of each array."""
+        offsets = 0 if self.offsets is None else address_of(self.offsets)
+        weights = 0 if self.weights is None else self.weights.data_ptr()
+        return np.array((0, self.values.data_ptr(), offsets, weights, 0, 0, vectors, 0), np.int64)
 
 
 def _offsets(lengths: Tensor, what: str) -> Array:
@@ -68,14 +91,13 @@ def _offsets(lengths: Tensor, what: str) -> Array:
     return offsets
 
 
-@dataclass
+@dataclass(slots=True)
 class Result:
     """The outputs of one forward pass for one dim, and what its backward needs."""
 
     block: Tensor | None  # [rows, pooled lookups · dim]
     sequences: dict[int, Tensor]  # [positions, dim] by column
     lookups: Array  # [columns, LOOKUP_COLUMNS]; unused columns have BAGS −1
-    occurrences: Array  # ids of each column
     inputs: tuple[Inputs | None, Inputs | None]  # kept alive: `lookups` holds addresses
     dim: int
 
@@ -85,4 +107,6 @@ class Result:
             return self.sequences[first]
         if self.block is None:
             raise ValueError("this forward pass was given no ids for that lookup")
+        if (last - first) * self.dim == self.block.shape[1]:
+            return self.block
         return self.block[:, first * self.dim : last * self.dim]

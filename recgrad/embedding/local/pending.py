@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,50 +12,42 @@ from torch import Tensor
 from recgrad.embedding.local.layout import TABLE, VECTOR_STRIDE, VECTORS
 
 Array = npt.NDArray[Any]
+Tables = frozenset[int]  # positions of tables
+SUMMED = (-1, 0)  # the order of gradients that are sums per row already: before all others
 
 
-@dataclass
+@dataclass(slots=True)
 class Source:
     """Gradients that wait for the update: lines of the lookup matrix that point to them."""
 
     order: tuple[int, int]  # forward pass and place in it: the order of summation
     lines: Array
-    occurrences: Array
+    tables: Tables  # of the lines
     gradient: Tensor
     keep: Any  # what the addresses of ids point to
 
     def times(self, factor: float) -> Source:
         """The same with every gradient multiplied; the tensors that autograd gave stay as they are."""
-        scaled = (self.gradient * factor).contiguous()
+        return self._with(self.gradient * factor)
+
+    def clamped(self, limit: float) -> Source:
+        """The same with every element of the gradients clamped to ±limit."""
+        return self._with(self.gradient.clamp(-limit, limit))
+
+    def _with(self, gradient: Tensor) -> Source:
+        gradient = gradient.contiguous()
         lines = self.lines.copy()
-        lines[:, VECTORS] += scaled.data_ptr() - self.gradient.data_ptr()
-        lines[:, VECTOR_STRIDE] = scaled.stride(0) * 4
-        return Source(self.order, lines, self.occurrences, scaled, self.keep)
+        lines[:, VECTORS] += gradient.data_ptr() - self.gradient.data_ptr()
+        lines[:, VECTOR_STRIDE] = gradient.stride(0) * 4
+        return Source(self.order, lines, self.tables, gradient, self.keep)
 
 
-def only(source: Source, members: Sequence[int], tables: int) -> Source | None:
-    """The part of a source that belongs to some of so many tables."""
-    member = np.zeros(tables, bool)
-    member[members] = True
-    mask = member[source.lines[:, TABLE]]
-    if mask.all():
+def only(source: Source, members: Tables) -> Source | None:
+    """The part of a source that belongs to some tables."""
+    if source.tables <= members:
         return source
-    if not mask.any():
+    common = source.tables & members
+    if not common:
         return None
-    return Source(source.order, source.lines[mask], source.occurrences[mask], source.gradient, source.keep)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Distinct rows and their gradients, of the tables of some jobs; see `plan.py` for the arrays."""
-
-    jobs: Array
-    rows: Array
-    slots: Array
-    ends: Array
-    gradients: Array
-    coefficients: Array
-    cuts: Array
-    task_jobs: Array
-    size: int  # occurrences
-    packed: Array | None  # kept alive: `gradients` may point into it
+    mask = np.isin(source.lines[:, TABLE], list(common))
+    return Source(source.order, source.lines[mask], common, source.gradient, source.keep)

@@ -25,6 +25,7 @@ from recgrad.embedding.local.layout import (
     MEAN,
     OFFSETS,
     ROWS,
+    TABLE,
     TABLE_COLUMNS,
     VECTOR_STRIDE,
     VECTORS,
@@ -47,12 +48,36 @@ PACK_FROM = 3  # ids per bag from which a copy of the gradients pays: it spares 
     JOB_SCALED,  # whether gradients have coefficients
     JOB_ROWS,  # result: the number of distinct rows
     JOB_BAD,  # result: 1 when an id is out of range
-    JOB_PACKED,  # address for a copy of its gradients, or 0
+    JOB_PACKED,  # first line of its copy of gradients, or −1
+    JOB_SIZE,  # its occurrences
     JOB_COLUMNS,
-) = range(11)
+) = range(12)
+
+# What `arrange_task` and `plan_tasks` tell of the whole plan.
+(
+    FOUND,  # jobs
+    UPDATE_TASKS,
+    SIZE,  # occurrences
+    BUSIEST,  # the most occurrences of one job
+    ANY_SCALED,
+    COPIED,  # lines of all copies of gradients
+    ANY_BAD,
+    TOTALS,
+) = range(8)
+
+# Arguments of `arrange_task`.
+(
+    LINE_COUNT,
+    LINES,  # int64 [lines, LOOKUP_COLUMNS]: sources of gradients in the order of summation
+    TABLE_COUNT,
+    PLACE_OF,  # int64 [tables + 1], scratch
+    ARRANGED,  # result, as LINES: the sources of a table together
+    ARRANGED_JOBS,  # result, int64 [lines, JOB_COLUMNS]
+    ARRANGED_TOTALS,  # result, int64 [TOTALS]
+) = range(FIRST, FIRST + 7)
 
 
-# The kernel's arguments: sizes, then addresses.
+# Arguments of `plan_tasks`.
 (
     JOB_COUNT,
     PLACES,  # int32 [threads, PLACE_COLUMNS], scratch: number of the row at each place of the hash table
@@ -68,8 +93,11 @@ PACK_FROM = 3  # ids per bag from which a copy of the gradients pays: it spares 
     GRADIENTS,  # result, int64 [occurrences]: addresses, row after row
     COEFFICIENTS,  # result, float32 [occurrences], where a job has them
     CUTS,  # result, int64: the first distinct row of each update task
+    TASK_JOBS,  # result, int64: the job of each update task
+    PACKED,  # float32 [COPIED, dim], scratch that the update reads
+    PLAN_TOTALS,  # int64 [TOTALS]
     DIM,
-) = range(FIRST, FIRST + 15)
+) = range(FIRST, FIRST + 18)
 
 _GOLDEN = -7046029254386353131
 
@@ -90,6 +118,77 @@ def _span(source: int) -> tuple[int, int]:
     if offsets == 0:
         return 0, bags
     return load_i64(offsets), load_i64(offsets + 8 * bags)
+
+
+@njit(nogil=True)
+def _arrange(a: int, arranged: int) -> None:
+    """Sort the sources by table; those of one table stay in order."""
+    lines, count, tables, place = (
+        field(a, LINES),
+        field(a, LINE_COUNT),
+        field(a, TABLE_COUNT),
+        field(a, PLACE_OF),
+    )
+    for t in range(tables + 1):
+        store_i64(place + 8 * t, 0)
+    for i in range(count):
+        at = place + 8 * (field(lines, i * LOOKUP_COLUMNS + TABLE) + 1)
+        store_i64(at, load_i64(at) + 1)
+    for t in range(tables):
+        store_i64(place + 8 * (t + 1), load_i64(place + 8 * (t + 1)) + load_i64(place + 8 * t))
+    for i in range(count):
+        at = place + 8 * field(lines, i * LOOKUP_COLUMNS + TABLE)
+        target = arranged + 8 * LOOKUP_COLUMNS * load_i64(at)
+        store_i64(at, load_i64(at) + 1)
+        for c in range(LOOKUP_COLUMNS):
+            store_i64(target + 8 * c, field(lines, i * LOOKUP_COLUMNS + c))
+
+
+@njit(nogil=True)
+def arrange_task(arguments: Any) -> None:
+    """Divide the sources into jobs, one for each table, and say how large the plan will be."""
+    a = simd.address_of(arguments)
+    arranged, totals, count = (field(a, ARRANGED), field(a, ARRANGED_TOTALS), field(a, LINE_COUNT))
+    _arrange(a, arranged)
+    found = tasks = size = busiest = any_scaled = copied = 0
+    s = 0
+    while s < count:
+        job = field(a, ARRANGED_JOBS) + 8 * JOB_COLUMNS * found
+        table = field(arranged, s * LOOKUP_COLUMNS + TABLE)
+        store_i64(job + 8 * JOB_TABLE, table)
+        store_i64(job + 8 * JOB_SOURCE, s)
+        own = bags = scaled = 0
+        while s < count and field(arranged, s * LOOKUP_COLUMNS + TABLE) == table:
+            source = arranged + 8 * LOOKUP_COLUMNS * s
+            p, q = _span(source)
+            own += q - p
+            bags += field(source, BAGS)
+            if field(source, ID_WEIGHTS) != 0 or (field(source, MEAN) != 0 and field(source, OFFSETS) != 0):
+                scaled = 1
+            s += 1
+        store_i64(job + 8 * JOB_SOURCES, s)
+        store_i64(job + 8 * JOB_START, size)
+        store_i64(job + 8 * JOB_TASK, tasks)
+        tasks += (own + OCCURRENCES_PER_TASK - 1) // OCCURRENCES_PER_TASK
+        store_i64(job + 8 * JOB_TASKS, tasks)
+        store_i64(job + 8 * JOB_SCALED, scaled)
+        store_i64(job + 8 * JOB_ROWS, 0)
+        store_i64(job + 8 * JOB_BAD, 0)
+        store_i64(job + 8 * JOB_SIZE, own)
+        pack = own > 0 and own >= PACK_FROM * bags
+        store_i64(job + 8 * JOB_PACKED, copied if pack else -1)
+        copied += bags if pack else 0
+        found += 1
+        size += own
+        busiest = max(busiest, own)
+        any_scaled |= scaled
+    store_i64(totals + 8 * FOUND, found)
+    store_i64(totals + 8 * UPDATE_TASKS, tasks)
+    store_i64(totals + 8 * SIZE, size)
+    store_i64(totals + 8 * BUSIEST, busiest)
+    store_i64(totals + 8 * ANY_SCALED, any_scaled)
+    store_i64(totals + 8 * COPIED, copied)
+    store_i64(totals + 8 * ANY_BAD, 0)
 
 
 @njit(nogil=True)
@@ -133,7 +232,7 @@ def _number_rows(
 
 
 @njit(nogil=True)
-def _begin_lists(a: int, job: int, ends: int, distinct: int) -> None:
+def _begin_lists(a: int, number: int, job: int, ends: int, distinct: int) -> None:
     """Turn counts into where each row's list begins, and cut the rows into tasks of about equal work."""
     start, task = field(job, JOB_START), field(job, JOB_TASK)
     cuts = field(a, CUTS)
@@ -149,6 +248,8 @@ def _begin_lists(a: int, job: int, ends: int, distinct: int) -> None:
         at += count
     for rest in range(task, field(job, JOB_TASKS)):
         store_i64(cuts + 8 * rest, start + distinct)
+    for task in range(field(job, JOB_TASK), field(job, JOB_TASKS)):
+        store_i64(field(a, TASK_JOBS) + 8 * task, number)
 
 
 @njit(nogil=True)
@@ -185,7 +286,7 @@ def _place_scaled(
     source: int, vector: int, stride: int, numbers: int, ends: int, gradients: int, coefficients: int
 ) -> int:
     """As `_place`, with coefficients: per-id weights, and 1/n for the mean of n ids."""
-    offsets, weights, mean = field(source, OFFSETS), field(source, ID_WEIGHTS), field(source, MEAN)
+    offsets, weights, mean = (field(source, OFFSETS), field(source, ID_WEIGHTS), field(source, MEAN))
     begin = 0 if offsets == 0 else load_i64(offsets)
     for bag in range(field(source, BAGS)):
         end = bag + 1 if offsets == 0 else load_i64(offsets + 8 * (bag + 1))
@@ -240,15 +341,17 @@ def plan_tasks(arguments: Any) -> None:
         distinct = _number_rows(job, sources, field(table, ROWS), places, numbers, rows, ends)
         if distinct < 0:
             store_i64(job + 8 * JOB_BAD, 1)
+            store_i64(field(a, PLAN_TOTALS) + 8 * ANY_BAD, 1)
             continue
         store_i64(job + 8 * JOB_ROWS, distinct)
-        _begin_lists(a, job, ends, distinct)
+        _begin_lists(a, i, job, ends, distinct)
         at = numbers
-        packed = field(job, JOB_PACKED)
+        pack = field(job, JOB_PACKED) >= 0
+        packed = field(a, PACKED) + 4 * dim * field(job, JOB_PACKED)
         for s in range(field(job, JOB_SOURCE), field(job, JOB_SOURCES)):
             source = sources + 8 * LOOKUP_COLUMNS * s
             vector, stride = field(source, VECTORS), field(source, VECTOR_STRIDE)
-            if packed != 0:
+            if pack:
                 _pack(source, packed, dim)
                 vector, stride = packed, 4 * dim
                 packed += 4 * dim * field(source, BAGS)

@@ -87,6 +87,24 @@ def test_unscaling_comes_before_gradient_clipping(tools: Any) -> None:
     assert float(optimizer.grad_norm()) == pytest.approx(norm, rel=1e-5)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_asking_for_the_norm_does_not_clip_twice(tools: Any, late: bool) -> None:
+    """Gradients are clamped one by one, before they are summed; their sums may be larger."""
+    batch, other = tools.batches(4, 20, 2, False)
+    results = []
+    for ask in (False, True):
+        engine = tools.engine(4, 20)
+        optimizer = SGD(engine, lr=1.0, gradient_clipping=True, max_gradient=0.3)
+        backward(engine, batch)
+        if ask:
+            optimizer.grad_norm()
+        if late:
+            backward(engine, other)
+        optimizer.step()
+        results.append(engine.export_table("table")[1])
+    np.testing.assert_allclose(results[1], results[0], rtol=0, atol=1e-6)  # sums of few numbers below 1
+
+
 def test_gradients_given_by_autograd_are_left_alone(tools: Any) -> None:
     engine = tools.engine(4, 20)
     optimizer = SGD(engine, lr=1.0)
