@@ -63,10 +63,38 @@ def test_show_prints_step_versions_tables_and_parameters(save, capsys):
     assert "step 1,200" in out
     assert f"torch {torch.__version__}" in out
     (user,) = [line.split() for line in out.splitlines() if line.startswith("user")]
-    # rows, touched, dim, dtype, state, size: 3 ids of 8 bytes, 6 weights and 3 states of 4.
-    assert user == ["user", "1,000", "3", "2", "float32", "sum", "[1]", "60", "B"]
+    # rows, touched, dim, dtype, state, size: 3 ids of 8 bytes, 6 weights and 3 states of 4; files.
+    assert user == ["user", "1,000", "3", "2", "float32", "sum", "[1]", "60", "B", "1"]
     (weight,) = [line.split() for line in out.splitlines() if line.startswith("deep.weight")]
     assert weight == ["deep.weight", "3×4", "float32", "48", "B"]
+
+
+def in_parts(step, shift=0.0):
+    """A table in two ranges of rows, and one in two slices of columns, each range and slice a part."""
+    ids = np.array([2, 3, 700])
+    weights = np.arange(12, dtype=np.float32).reshape(3, 4) + np.float32(shift)
+    rows = TableRows("rows", 1000, 4, ids, weights, {"m": weights, "v": weights[:, :1], "t": np.array(5)})
+    parts = [rows.part((0, 500)), rows.part((500, 1000))]
+    columns = TableRows("columns", 1000, 4, ids, weights, rows.states)
+    return Snapshot(step, {}, [*parts, columns.part(columns=(0, 2)), columns.part(columns=(2, 4))])
+
+
+def test_checkpoints_in_parts_are_listed_shown_compared_and_verified(save, capsys):
+    folder = save("run", in_parts(1), in_parts(2, shift=0.5))
+    assert main(["ckpt", "list", str(folder)]) == 0
+    assert [line.split()[-2:] for line in capsys.readouterr().out.splitlines()[-2:]] == [["2", "6"]] * 2
+    assert main(["ckpt", "show", str(folder)]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    # 3 ids of 8 bytes, 12 weights, 12 and 3 states of 4, the scalar of 8.
+    assert " m [4], t 5, v [1] " in lines["rows"]
+    assert lines["rows"].split()[-3:] == ["140", "B", "2"]
+    assert lines["columns"].rstrip().endswith("140 B  2 (columns 0-1, 2-3)")
+    assert main(["ckpt", "verify", str(folder)]) == 0
+    steps = [str(folder / f"model.ckpt-{step}") for step in (1, 2)]
+    assert main(["ckpt", "diff", steps[0], steps[0]]) == 0
+    assert "all 8 are equal bit for bit" in capsys.readouterr().out
+    assert main(["ckpt", "diff", *steps]) == 1
+    assert "6 of 8 differ, 2 are equal bit for bit" in capsys.readouterr().out
 
 
 def test_equal_checkpoints_end_with_0(save, capsys):

@@ -7,6 +7,7 @@ from recgrad.training.checkpoint.reader import read_checkpoint, read_table, veri
 from recgrad.training.checkpoint.report import Anew, RestoredTable, RestoreReport
 from recgrad.training.checkpoint.restore import restore
 from recgrad.training.checkpoint.snapshot import Snapshot, TableRows
+from recgrad.training.checkpoint.stores import StateStore, TableStore
 from recgrad.training.checkpoint.writer import write_checkpoint
 
 __all__ = [
@@ -17,7 +18,9 @@ __all__ = [
     "RestoreReport",
     "RestoredTable",
     "Snapshot",
+    "StateStore",
     "TableRows",
+    "TableStore",
     "diff_snapshots",
     "load_manifest",
     "read_checkpoint",

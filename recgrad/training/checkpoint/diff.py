@@ -128,7 +128,7 @@ def _diff_tables(name: str, first: TableRows | None, second: TableRows | None) -
         only = first or second
         assert only is not None
         which = "second" if first is None else "first"
-        return [Difference(label, False, f"only in the {which} ({len(only.row_ids):,} rows)")]
+        return [Difference(label, False, f"only in the {which} ({only.touched_rows:,} rows)")]
     shapes = (first.num_rows, first.dim), (second.num_rows, second.dim)
     note = "" if shapes[0] == shapes[1] else f"{list(shapes[0])} | {list(shapes[1])}"
     if first.dim != second.dim:
@@ -136,11 +136,16 @@ def _diff_tables(name: str, first: TableRows | None, second: TableRows | None) -
     _, at_first, at_second = np.intersect1d(
         first.row_ids, second.row_ids, assume_unique=True, return_indices=True
     )
-    counts = len(first.row_ids) - len(at_first), len(second.row_ids) - len(at_second)
-    arrays: dict[str, tuple[AnyArray | None, AnyArray | None]] = {label: (first.weights, second.weights)}
+    counts = first.touched_rows - len(at_first), second.touched_rows - len(at_second)
+
+    def compare(key: str, a: AnyArray | None, b: AnyArray | None) -> Difference:
+        return _diff_rows(key, a, b, at_first, at_second, counts, note)
+
+    found = [compare(label, first.weights, second.weights)]
+    # One by one: those of a table in several files are read when they are looked up.
     for state in sorted(first.states.keys() | second.states.keys()):
-        arrays[f"{label} {state}"] = first.states.get(state), second.states.get(state)
-    return [_diff_rows(key, a, b, at_first, at_second, counts, note) for key, (a, b) in arrays.items()]
+        found.append(compare(f"{label} {state}", first.states.get(state), second.states.get(state)))
+    return found
 
 
 def _diff_rows(

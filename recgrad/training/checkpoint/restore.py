@@ -3,66 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 
-from recgrad.embedding.spec import TableSpec
 from recgrad.errors import CheckpointError
 from recgrad.optim.updater import Updater
 from recgrad.training.checkpoint.optimizer_restore import restart_average, restore_dense_optimizers
 from recgrad.training.checkpoint.param_map import load_param_map
 from recgrad.training.checkpoint.report import Anew, RestoredTable, RestoreReport
-from recgrad.training.checkpoint.snapshot import AnyArray, Snapshot, TableRows
+from recgrad.training.checkpoint.snapshot import Snapshot, TableRows
+from recgrad.training.checkpoint.stores import StateStore, TableStore
 
 ENGINE_PREFIX = "engine."
 
 
-class Table(Protocol):
-    """A table of an engine."""
-
-    @property
-    def spec(self) -> TableSpec:
-        """Its name, height and width."""
-
-
-class Engine(Protocol):
-    """What restoring needs of an embedding engine."""
-
-    @property
-    def tables(self) -> Mapping[str, Table]:
-        """The tables by name."""
-
-    def import_table(self, name: str, row_ids: AnyArray, weights: AnyArray) -> None:
-        """Set rows of a table."""
-
-
-class TableOptimizer(Protocol):
-    """What restoring needs of the optimizer of the tables."""
-
-    @property
-    def tables(self) -> Mapping[str, object]:
-        """The tables that it updates, by name; frozen ones are not among them."""
-
-    def export_state(self, table: str) -> Mapping[str, AnyArray]:
-        """The states of the touched rows of a table, and scalars of the whole table."""
-
-    def import_state(self, table: str, row_ids: AnyArray, states: Mapping[str, AnyArray]) -> None:
-        """Set the states of rows of a table, and its scalars."""
+StateShapes: TypeAlias = Mapping[str, Mapping[str, tuple[int, ...]]]
 
 
 def restore(
     snapshot: Snapshot,
     *,
     model: nn.Module,
-    engine: Engine | None = None,
-    sparse_optimizer: TableOptimizer | None = None,
+    engine: TableStore | None = None,
+    sparse_optimizer: StateStore | None = None,
     updater: Updater | None = None,
     param_map: Path | str | None = None,
     ignore_optimizer: bool = False,
+    state_shapes: StateShapes | None = None,
 ) -> RestoreReport:
     """Put into a model what fits of a snapshot; the rest keeps its initial values.
 
@@ -79,20 +51,34 @@ def restore(
         updater: its dense optimizers get the state of the restored weights.
         param_map: file of lines `name_in_this_model name_in_checkpoint`.
         ignore_optimizer: take weights only.
+        state_shapes: by table and name of a state, (width,) in full rows or () of a scalar; for
+            an optimizer that holds parts of tables. If None, `sparse_optimizer` is asked.
 
     Raises:
         CheckpointError: the map names what does not exist, or nothing at all fits.
     """
+    # Asked for while the tables are empty: later it would copy the states of all rows.
+    if state_shapes is None:
+        state_shapes = {} if sparse_optimizer is None else _state_shapes(sparse_optimizer)
     return _Restore(snapshot, model, engine, param_map).run(
-        sparse_optimizer, updater, ignore_optimizer=ignore_optimizer
+        sparse_optimizer, updater, state_shapes, ignore_optimizer=ignore_optimizer
     )
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What goes from a table of the checkpoint into one of the model."""
+
+    table: TableRows
+    rows: int
+    dropped: int
 
 
 class _Restore:
     """The names on both sides, and what has become of them."""
 
     def __init__(
-        self, snapshot: Snapshot, model: nn.Module, engine: Engine | None, param_map: Path | str | None
+        self, snapshot: Snapshot, model: nn.Module, engine: TableStore | None, param_map: Path | str | None
     ) -> None:
         self.snapshot = snapshot
         self.engine = engine
@@ -113,10 +99,13 @@ class _Restore:
         self.anew: list[Anew] = []
 
     def run(
-        self, sparse_optimizer: TableOptimizer | None, updater: Updater | None, *, ignore_optimizer: bool
+        self,
+        sparse_optimizer: StateStore | None,
+        updater: Updater | None,
+        shapes: StateShapes,
+        *,
+        ignore_optimizer: bool,
     ) -> RestoreReport:
-        # Asked for while the tables are empty: later it would copy the states of all rows.
-        shapes = {} if sparse_optimizer is None else _state_shapes(sparse_optimizer)
         sources = self._restore_weights()
         rows = self._restore_tables()
         if not sources and not rows:
@@ -135,12 +124,12 @@ class _Restore:
             restart_average(updater)
         if sparse_optimizer is not None and not ignore_optimizer:
             self._restore_row_states(sparse_optimizer, shapes, rows, optimizer_restored, optimizer_anew)
-        taken = {**sources, **{name: part.name for name, (part, _) in rows.items()}}
+        names = {**sources, **{name: taken.table.name for name, taken in rows.items()}}
         return RestoreReport(
             step=self.snapshot.step,
             restored=tuple(sources),
-            renamed=tuple((own, theirs) for own, theirs in taken.items() if own != theirs),
-            tables=tuple(self._describe(name, part, dropped) for name, (part, dropped) in rows.items()),
+            renamed=tuple((own, theirs) for own, theirs in names.items() if own != theirs),
+            tables=tuple(self._describe(name, taken) for name, taken in rows.items()),
             reinitialised=tuple(self.anew),
             unused=tuple(sorted((self.there.keys() | self.tables_there.keys()) - self.used)),
             optimizer_restored=tuple(optimizer_restored),
@@ -164,9 +153,9 @@ class _Restore:
             self.used.add(source)
         return sources
 
-    def _restore_tables(self) -> dict[str, tuple[TableRows, int]]:
-        """Import the rows that fit; by table here, what was taken and how many rows were dropped."""
-        taken: dict[str, tuple[TableRows, int]] = {}
+    def _restore_tables(self) -> dict[str, _Taken]:
+        """Import the rows that fit, some at a time; what was taken, by table here."""
+        found: dict[str, _Taken] = {}
         for name, spec in self.tables_here.items():
             assert self.engine is not None
             source = self.moved.get(name, name)
@@ -177,11 +166,12 @@ class _Restore:
             if table.dim != spec.dim:
                 self.anew.append(Anew(name, f"rows of width {table.dim} in the checkpoint, {spec.dim} here"))
                 continue
-            kept = _below(table, spec.num_rows)
-            self.engine.import_table(name, kept.row_ids, kept.weights)
-            taken[name] = kept, len(table.row_ids) - len(kept.row_ids)
+            for piece in table.pieces((0, spec.num_rows)):
+                self.engine.import_table(name, piece.row_ids, piece.weights)
+            rows = table.count((0, spec.num_rows))
+            found[name] = _Taken(table, rows, table.touched_rows - rows)
             self.used.add(source)
-        return taken
+        return found
 
     def _weight_as_table(self, source: str) -> TableRows | None:
         """A dense matrix of the checkpoint as a table: pre-trained embeddings come so."""
@@ -193,25 +183,27 @@ class _Restore:
 
     def _restore_row_states(
         self,
-        optimizer: TableOptimizer,
-        shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
-        rows: Mapping[str, tuple[TableRows, int]],
+        optimizer: StateStore,
+        shapes: StateShapes,
+        rows: Mapping[str, _Taken],
         restored: list[str],
         anew: list[Anew],
     ) -> None:
-        for name, (part, _) in rows.items():
+        for name, taken in rows.items():
             if name not in shapes:
                 continue
-            if part.state_shapes == shapes[name]:
-                optimizer.import_state(name, part.row_ids, part.states)
+            there = taken.table.state_shapes
+            if there == shapes[name]:
+                for piece in taken.table.pieces((0, self.tables_here[name].num_rows)):
+                    optimizer.import_state(name, piece.row_ids, piece.states)
                 restored.append(name)
             else:
-                there, here = _spell(part.state_shapes), _spell(shapes[name])
-                anew.append(Anew(name, f"states {there} in the checkpoint, {here} here"))
+                reason = f"states {_spell(there)} in the checkpoint, {_spell(shapes[name])} here"
+                anew.append(Anew(name, reason))
 
-    def _describe(self, name: str, part: TableRows, dropped: int) -> RestoredTable:
-        spec = self.tables_here[name]
-        return RestoredTable(name, part.name, len(part.row_ids), dropped, part.num_rows, spec.num_rows)
+    def _describe(self, name: str, taken: _Taken) -> RestoredTable:
+        spec, table = self.tables_here[name], taken.table
+        return RestoredTable(name, table.name, taken.rows, taken.dropped, table.num_rows, spec.num_rows)
 
     def _tree(self, key: str) -> Any:
         if key not in self.snapshot.tree:
@@ -237,7 +229,7 @@ def _misfit(own: torch.Tensor, found: torch.Tensor | None) -> str | None:
     return None
 
 
-def _state_shapes(optimizer: TableOptimizer) -> dict[str, dict[str, tuple[int, ...]]]:
+def _state_shapes(optimizer: StateStore) -> dict[str, dict[str, tuple[int, ...]]]:
     """By table and name of a state, (width,) or () of a scalar."""
     return {
         table: {name: np.shape(state)[1:] for name, state in sorted(optimizer.export_state(table).items())}
@@ -247,12 +239,3 @@ def _state_shapes(optimizer: TableOptimizer) -> dict[str, dict[str, tuple[int, .
 
 def _spell(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name} {list(shape)}" if shape else name for name, shape in shapes.items()) or "none"
-
-
-def _below(table: TableRows, num_rows: int) -> TableRows:
-    """The rows with ids below `num_rows`."""
-    count = int(np.searchsorted(table.row_ids, num_rows))
-    states = {name: state[:count] if state.ndim else state for name, state in table.states.items()}
-    return TableRows(
-        table.name, table.num_rows, table.dim, table.row_ids[:count], table.weights[:count], states
-    )

@@ -100,7 +100,8 @@ class _Plan:
                 shard = file.open()
                 span = slice(*shard.span(rows))
                 found.append((file, span))
-                parts.append(shard.row_ids[span])
+                # A copy, for a view would keep the file open.
+                parts.append(shard.row_ids[span].copy())
         ids = np.concatenate(parts)
         position: npt.NDArray[np.intp] | None = None
         if bool(np.any(ids[1:] < ids[:-1])):
@@ -249,7 +250,7 @@ class _Selection(Mapping[str, AnyArray]):
         """An array that is cut with the columns."""
         start, stop = self.columns
         pieces = [(plan, cut) for plan in self.plans for cut in plan.cuts]
-        if len(pieces) == 1:
+        if len(pieces) == len(self.plans) == 1:
             plan, cut = pieces[0]
             return choose(cut.file.open())[cut.rows, start - plan.columns[0] : stop - plan.columns[0]]
         joined = np.empty((len(self.plans[0].ids), stop - start), dtype)

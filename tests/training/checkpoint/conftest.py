@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from recgrad.training.checkpoint import Snapshot, TableRows
+from recgrad.training.checkpoint import CheckpointManager, Snapshot, TableRows
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -53,6 +55,77 @@ def table(name: str = "user", rows: int = 50, dim: int = 4, seed: int = 0) -> Ta
             "t": np.array(17),
             "v": rng.random((rows, 1), dtype=np.float32),
         },
+    )
+
+
+def rows_of(table: TableRows, chosen: np.ndarray) -> TableRows:
+    """The chosen rows, a mask, with copies of all arrays."""
+    states = {name: state[chosen] if state.ndim else state for name, state in table.states.items()}
+    return TableRows(
+        table.name,
+        table.num_rows,
+        table.dim,
+        table.row_ids[chosen],
+        table.weights[chosen],
+        states,
+        table.first_column,
+        table.columns,
+    )
+
+
+def row_wise(table: TableRows, parts: int) -> list[TableRows]:
+    """Ranges of rows of about the same height."""
+    bounds = np.linspace(0, table.num_rows, parts + 1).astype(np.int64)
+    ids = table.row_ids
+    return [rows_of(table, (ids >= low) & (ids < high)) for low, high in pairwise(bounds)]
+
+
+def column_wise(table: TableRows, bounds: Sequence[int]) -> list[TableRows]:
+    """Slices of columns between the bounds, written out without the code under test."""
+    slices = []
+    for low, high in pairwise(bounds):
+        states = {
+            name: state[:, low:high].copy() if state.ndim and state.shape[1] == table.dim else state
+            for name, state in table.states.items()
+        }
+        weights = table.weights[:, low:high].copy()
+        slices.append(
+            TableRows(table.name, table.num_rows, table.dim, table.row_ids, weights, states, low, high - low)
+        )
+    return slices
+
+
+def managers(folder, world_size, *, token="run-1", timeout_secs=30.0, keep_max=0) -> list[CheckpointManager]:
+    return [
+        CheckpointManager(
+            folder,
+            rank=rank,
+            world_size=world_size,
+            token=token,
+            timeout_secs=timeout_secs,
+            keep_max=keep_max if rank == 0 else 0,
+        )
+        for rank in range(world_size)
+    ]
+
+
+def save_together(group: Sequence[CheckpointManager], step, tree, tables) -> None:
+    """Save `tables[rank]` on each rank and wait for all."""
+    for rank, manager in enumerate(group):
+        manager.save(Snapshot(step, tree if rank == 0 else {}, tables[rank]))
+    for manager in group:
+        manager.wait()
+
+
+@pytest.fixture
+def cut() -> SimpleNamespace:
+    """Tables in shards, and ranks that save them."""
+    return SimpleNamespace(
+        row_wise=row_wise,
+        column_wise=column_wise,
+        rows_of=rows_of,
+        managers=managers,
+        save_together=save_together,
     )
 
 

@@ -1,0 +1,46 @@
+"""What a checkpoint needs of an embedding engine and of its optimizer, whichever they are.
+
+Rows go in with the table's own row numbers and in full width. A store that holds a part of a
+table takes what is its own and leaves the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from recgrad.embedding.spec import TableSpec
+from recgrad.training.checkpoint.snapshot import AnyArray
+
+
+class Table(Protocol):
+    """A table of an engine."""
+
+    @property
+    def spec(self) -> TableSpec:
+        """Its name, height and width."""
+
+
+class TableStore(Protocol):
+    """An embedding engine."""
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """The tables by name."""
+
+    def import_table(self, name: str, row_ids: AnyArray, weights: AnyArray) -> None:
+        """Set rows of a table."""
+
+
+class StateStore(Protocol):
+    """The optimizer of the tables."""
+
+    @property
+    def tables(self) -> Mapping[str, object]:
+        """The tables that it updates, by name; frozen ones are not among them."""
+
+    def export_state(self, table: str) -> Mapping[str, AnyArray]:
+        """The states of the touched rows of a table, and scalars of the whole table."""
+
+    def import_state(self, table: str, row_ids: AnyArray, states: Mapping[str, AnyArray]) -> None:
+        """Set the states of rows of a table, and its scalars."""
