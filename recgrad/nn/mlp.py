@@ -65,6 +65,13 @@ class MLP(nn.Sequential):
             x = module(x)
         return x
 
+    def relu_layers(self) -> list[nn.Linear] | None:
+        """The linear layers, where ReLU follows each and nothing else does; None for any other block."""
+        linear, after = list(self)[::2], list(self)[1::2]
+        if len(linear) != len(after) or any(type(module) is not nn.ReLU for module in after):
+            return None
+        return [module for module in linear if isinstance(module, nn.Linear)]
+
 
 class BatchNorm(nn.BatchNorm1d):
     """Batch norm over the last dimension, whatever the number of dimensions before it."""

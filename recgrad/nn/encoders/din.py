@@ -44,20 +44,32 @@ class DINEncoder(SequenceEncoder):
     def encode(self, query: Tensor, sequence: Tensor, segments: Segments) -> Tensor:
         """[rows, sequence_dim] of query [rows, query_dim] over sequence [positions, sequence_dim]."""
         query = F.pad(query, (0, self.sequence_dim - self.query_dim))
-        hidden = self._first_layer(query, sequence, segments)
+        linear = self.mlp[0]
+        assert isinstance(linear, nn.Linear)
+        # The first layer of [q, s, q − s, q∘s], without building that input: q(W₁+W₃) is the same for all
+        # positions of a row and is computed once; what is left is s(W₂−W₃) + (q∘s)W₄.
+        of_query, of_sequence, of_difference, of_product = linear.weight.chunk(4, dim=1)
+        per_row = F.linear(query, of_query + of_difference, linear.bias)
+        of_sequence = of_sequence - of_difference
+        layers = self.mlp.relu_layers()
+        if layers is not None and _fits_kernels(query, sequence, linear.weight):
+            # Imported here, since it brings numba along.
+            from recgrad.nn.mlp_attention import mlp_attention
+
+            after = [(layer.weight, layer.bias) for layer in layers[1:]]
+            score = self.score.weight.squeeze(0)
+            return mlp_attention(query, sequence, per_row, of_sequence, of_product, after, score, segments)
+        both = torch.cat([sequence, repeat_rows(query, segments) * sequence], dim=1)
+        hidden = F.linear(both, torch.cat([of_sequence, of_product], dim=1)) + repeat_rows(per_row, segments)
         scores = self.score(self.mlp.after_first(hidden)).squeeze(1)
         return segment_sum(sequence, segments, segment_softmax(scores, segments))
 
-    def _first_layer(self, query: Tensor, sequence: Tensor, segments: Segments) -> Tensor:
-        """The first linear layer of [q, s, q − s, q∘s], without building that input.
 
-        q(W₁+W₃) is the same for all positions of a row and is computed once; what is left is
-        [s, q∘s] times [W₂−W₃, W₄]: half the multiplications for each position.
-        """
-        linear = self.mlp[0]
-        assert isinstance(linear, nn.Linear)
-        of_query, of_sequence, of_difference, of_product = linear.weight.chunk(4, dim=1)
-        per_row = F.linear(query, of_query + of_difference, linear.bias)
-        weight = torch.cat([of_sequence - of_difference, of_product], dim=1)
-        product = repeat_rows(query, segments) * sequence
-        return F.linear(torch.cat([sequence, product], dim=1), weight) + repeat_rows(per_row, segments)
+def _fits_kernels(*tensors: Tensor) -> bool:
+    """Whether the fused kernels take these: float32 on a CPU, positions to score, and no other compiler."""
+    return (
+        all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
+        and all(tensor.shape[0] > 0 for tensor in tensors)
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+    )

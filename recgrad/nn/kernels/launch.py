@@ -1,0 +1,54 @@
+"""Running a kernel on torch's own threads.
+
+numba's own thread pools would spin beside torch's; libgomp, which torch has loaded, takes the kernel
+into the same pool. Where there is no libgomp, Python threads do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+
+
+def launch(kernel: Any, address: int, tasks: int) -> None:
+    """Call a kernel on each thread with the address of its argument block; returns when all are done.
+
+    Args:
+        kernel: a compiled `numba.cfunc` of one int64; its threads draw tasks from the block.
+        address: where the argument block begins.
+        tasks: how many tasks there are; no more threads than that are woken.
+    """
+    threads = min(torch.get_num_threads(), tasks)
+    if threads <= 1:
+        _caller(kernel.address)(address)
+    elif (openmp := _openmp()) is not None:
+        openmp(kernel.address, address, threads, 0)
+    else:
+        list(_pool(threads).map(_caller(kernel.address), [address] * threads))
+
+
+@cache
+def _caller(address: int) -> Callable[[int], None]:
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+
+
+@lru_cache(maxsize=1)
+def _openmp() -> Any:
+    """GOMP_parallel(function, argument, threads, flags) of the OpenMP library that torch uses, or None."""
+    try:
+        function = ctypes.CDLL("libgomp.so.1").GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    function.restype = None
+    return function
+
+
+@lru_cache(maxsize=1)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="recgrad-kernel")
