@@ -1,4 +1,8 @@
-"""From a ModelConfig to a live model."""
+"""From a ModelConfig to a live model.
+
+The config has been checked (`recgrad.config.check_config`), so only what the check cannot know
+is looked at here: what custom code brings, and what a model makes of its settings.
+"""
 
 from __future__ import annotations
 
@@ -40,19 +44,12 @@ def build_model(
             the local one if None.
     """
     choice = chosen(config, "model")
-    if choice is None:
-        raise ConfigError("model_config: no model is set; name one, such as deepfm { … }")
+    assert choice is not None
     name, message = choice
-    if config.kernel != model_pb2.PYTORCH:
-        kernel = model_pb2.Kernel.Name(config.kernel)
-        raise ConfigError(f"model_config.kernel: no model here has {kernel} kernels; leave it out")
     cls, params = _model_class(name, message)
-    towers = params.pop("task_towers", None)
-    if towers is not None and not towers:
-        raise ConfigError(f"model_config.{name}.task_towers: empty; a multi-task model needs at least one")
-    tasks = build_tasks(config, label_fields, towers, cls)
-    if towers is not None:
-        params["towers"] = [plain(tower) for tower in towers]
+    tasks = build_tasks(config, message, label_fields, cls)
+    if _is_multi_task(message):
+        params["towers"] = params.pop("task_towers")
     dropout = None
     if config.HasField("variational_dropout"):
         given = to_kwargs(config.variational_dropout)
@@ -76,8 +73,6 @@ def build_model(
     if name != "custom_model" and model.groups.unused():
         unused = ", ".join(model.groups.unused())
         raise ConfigError(f"model_config.feature_groups: {name} does not use {unused}; remove or rename it")
-    if config.use_pareto_loss_weight and len(tasks) < 2:
-        raise ConfigError("model_config.use_pareto_loss_weight: needs at least two tasks")
     model.use_pareto_loss_weight = config.use_pareto_loss_weight
     return model
 
@@ -85,12 +80,7 @@ def build_model(
 def _model_class(name: str, message: Any) -> tuple[type[Model], dict[str, Any]]:
     """The class of a model and the arguments that its message gives."""
     if name != "custom_model":
-        if name not in MODELS:
-            raise ConfigError(f"model_config.{name}: not available; choose one of {', '.join(MODELS)}")
-        params = plain(message)
-        if "task_towers" in message.DESCRIPTOR.fields_by_name:
-            params["task_towers"] = list(message.task_towers)
-        return MODELS[name], params
+        return MODELS[name], plain(message)
     cls = import_object(message.class_path)
     if not (isinstance(cls, type) and issubclass(cls, Model)):
         raise ConfigError(
@@ -98,6 +88,10 @@ def _model_class(name: str, message: Any) -> tuple[type[Model], dict[str, Any]]:
             "recgrad.models.base.Model; subclass it and write build and predict"
         )
     return cls, struct_to_dict(message.params)
+
+
+def _is_multi_task(message: Message) -> bool:
+    return "task_towers" in message.DESCRIPTOR.fields_by_name
 
 
 def plain(message: Message) -> dict[str, Any]:
@@ -113,8 +107,6 @@ def _plain(value: Any) -> Any:
 
 def build_groups(config: model_pb2.ModelConfig) -> list[FeatureGroup]:
     """The feature groups of a config."""
-    if not config.feature_groups:
-        raise ConfigError("model_config.feature_groups: empty; a model needs at least one group")
     return [
         FeatureGroup(
             group.group_name,
@@ -126,42 +118,28 @@ def build_groups(config: model_pb2.ModelConfig) -> list[FeatureGroup]:
                 )
                 for s in group.sequence_groups
             ),
-            tuple(_encoder(group.group_name, i, item) for i, item in enumerate(group.sequence_encoders)),
+            tuple(map(_encoder, group.sequence_encoders)),
             group.embedding_name_suffix,
         )
         for group in config.feature_groups
     ]
 
 
-def _encoder(group: str, number: int, config: Message) -> EncoderSpec:
+def _encoder(config: Message) -> EncoderSpec:
     choice = chosen(config, "seq_module")
-    if choice is None:
-        raise ConfigError(
-            f"model_config.feature_groups[{group}].sequence_encoders[{number}]: no encoder is set; "
-            "name one, such as din_encoder { … }"
-        )
+    assert choice is not None
     kind, message = choice
     params = plain(message)
     return EncoderSpec(kind, params.pop("input", ""), params, params.pop("name", ""))
 
 
 def build_tasks(
-    config: model_pb2.ModelConfig, label_fields: Sequence[str], towers: Sequence[Any] | None, cls: type[Model]
+    config: model_pb2.ModelConfig, message: Any, label_fields: Sequence[str], cls: type[Model]
 ) -> tuple[TaskSpec, ...]:
-    """The tasks of a config: one for each task tower, or one for the model."""
-    if towers is None:
-        return (_single_task(config, label_fields, cls),)
-    for name in ("losses", "metrics", "train_metrics"):
-        if len(getattr(config, name)):
-            raise ConfigError(
-                f"model_config.{name}: a multi-task model has them in its task_towers; move them"
-            )
-    if config.HasField("num_class"):
-        raise ConfigError("model_config.num_class: a multi-task model has it in its task_towers; move it")
-    names = [tower.tower_name for tower in towers]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"model_config: two task_towers are called '{name}'")
-    return tuple(_tower_task(tower) for tower in towers)
+    """The tasks of a config: one for each task tower of the model's message, or one for the model."""
+    if _is_multi_task(message):
+        return tuple(map(_tower_task, message.task_towers))
+    return (_single_task(config, label_fields, cls),)
 
 
 def _single_task(config: model_pb2.ModelConfig, label_fields: Sequence[str], cls: type[Model]) -> TaskSpec:
@@ -181,8 +159,6 @@ def _single_task(config: model_pb2.ModelConfig, label_fields: Sequence[str], cls
 
 def _tower_task(tower: Any) -> TaskSpec:
     where = f"task_towers[{tower.tower_name}]"
-    if tower.losses and not tower.label_name:
-        raise ConfigError(f"{where}.label_name: missing; a tower with losses needs a label")
     return TaskSpec(
         name=tower.tower_name,
         label_name=tower.label_name,

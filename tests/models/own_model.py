@@ -17,5 +17,13 @@ class TwoLayers(Model):
         return self.head(self.output(self.mlp(inputs["all"])))
 
 
+class Named(TwoLayers):
+    """Has a setting that is called like one of the models that are there."""
+
+    def build(self, *, task_towers):
+        self.task_towers = task_towers
+        super().build(hidden=3)
+
+
 class NotAModel:
     pass

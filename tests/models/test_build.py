@@ -10,10 +10,12 @@ import pytest
 import torch
 from google.protobuf import text_format
 
+from recgrad.config import PipelineConfig, check_config
 from recgrad.config.proto.model_pb2 import ModelConfig
 from recgrad.errors import ConfigError, RecgradError
 from recgrad.losses import build_loss
 from recgrad.losses.weighting import TaskWeighting
+from recgrad.training.capabilities import available
 
 
 def chain(*widths):
@@ -237,14 +239,8 @@ dcn_v1          | MORE | takes one DEEP group
 deepfm          | num_class: 3 | binary_cross_entropy needs 1, got 3
 deepfm          | losses { softmax_cross_entropy {} } | needs at least 2, got 1
 deepfm          | losses { jrc_loss { session_name: 's' } } | different numbers of logits
-deepfm          | kernel: TRITON | TRITON kernels
-deepfm          | use_pareto_loss_weight: true | at least two tasks
 deepfm          | deepfm { deep { use_bn: true use_ln: true } } | model_config.deepfm: use_bn and use_ln
-mmoe            | num_class: 2 | has it in its task_towers
-mmoe            | losses { binary_cross_entropy {} } | has them in its task_towers
-mmoe            | metrics { auc {} } | has them in its task_towers
 mmoe            | mmoe { num_expert: 0 } | at least 1 expert
-mmoe            | mmoe { TOWER 'ctr' label_name: 'l' } } | two task_towers are called 'ctr'
 mmoe            | mmoe { TOWER 'x' label_name: 'l' num_class: 2 losses { l2_loss {} } } } | l2_loss needs 1
 dlrm            | dlrm { dense_mlp { hidden_units: 3 } } | end as wide as an embedding
 dssm            | dssm { temperature: 0 } | temperature must be above 0
@@ -252,7 +248,6 @@ ple             | ple { extraction_networks { network_name: 'l1' EXPERTS } } | '
 dbmtl           | dbmtl { TOWER 'x' label_name: 'l' relation_tower_names: 'ctr' } } | need a relation_mlp
 dbmtl           | dbmtl { TOWER 'x' label_name: 'l' RELATION 'y' } } | must be towers, got 'y'
 dbmtl           | dbmtl { TOWER 'x' label_name: 'l' RELATION 'x' } } | circle
-dbmtl           | dbmtl { TOWER 'x' losses { l2_loss {} } } } | label_name: missing
 pepnet          | pepnet { task_domain_num: 3 } | needs a domain_input_name
 mask_net        | mask_net { MODULE { mask_block { aggregation_dim: 3 reduction_ratio: 0.5 } } } | exclude
 multi_tower     | multi_tower { towers { input: 'user' } } | 'user' twice
@@ -266,6 +261,7 @@ SHORT = {
     "EXPERTS": "expert_num_per_task: 1 task_expert_net { hidden_units: 5 }",
     "RELATION": "relation_mlp { hidden_units: 2 } relation_tower_names:",
     "MODULE": "mask_net_module",
+    "ENCODERS": "feature_groups { group_name: 'seq' feature_names: 'a' group_type: DEEP sequence_encoders",
 }
 
 
@@ -281,23 +277,56 @@ def test_refused_configs(case, config_of, build):
         build(config, engine=None)
 
 
-def test_no_model_and_unavailable_models(build):
-    with pytest.raises(ConfigError, match="no model is set"):
-        build(ModelConfig())
-    config = text_format.Parse("tdm { multiwindow_din { attn_mlp {} } final {} }", ModelConfig())
-    with pytest.raises(ConfigError, match=r"model_config\.tdm: not available; choose one of dbmtl"):
-        build(config)
+TAKEN_FOR_GRANTED = """
+deepfm | kernel: TRITON | kernel: 'kernel' is not supported yet
+deepfm | use_pareto_loss_weight: true | use_pareto_loss_weight: needs a model of two or more task_towers
+deepfm | tdm { multiwindow_din { attn_mlp {} } final {} } | tdm: 'tdm' is not supported yet
+deepfm | ENCODERS {} } | sequence_encoders[0]: names no encoder
+mmoe   | num_class: 2 | num_class of a multi-task model belongs into its task_towers
+mmoe   | losses { binary_cross_entropy {} } | losses of a multi-task model belong into its task_towers
+mmoe   | metrics { auc {} } | metrics of a multi-task model belong into its task_towers
+mmoe   | mmoe { TOWER 'ctr' label_name: 'l' } } | two towers are called 'ctr'
+mmoe   | mmoe { TOWER 'x' label_name: '' losses { l2_loss {} } } } | label_name: is empty
+dbmtl  | dbmtl { TOWER 'x' losses { l2_loss {} } } } | label_name: is required
+"""
 
 
-def test_no_groups_and_no_towers(build, config_of):
-    config = config_of("deepfm")
-    del config.feature_groups[:]
-    with pytest.raises(ConfigError, match="feature_groups: empty"):
-        build(config)
+def check(config):
+    report = check_config(PipelineConfig(model_config=config), available=available())
+    return "\n".join(str(problem) for problem in report.problems)
+
+
+@pytest.mark.parametrize("case", TAKEN_FOR_GRANTED.strip().splitlines())
+def test_what_is_taken_for_granted_has_been_checked(case, config_of):
+    """A small config with one thing added (model | addition | words of the check)."""
+    name, text, message = (part.strip() for part in case.split("|"))
+    for word, meaning in SHORT.items():
+        text = text.replace(word, meaning)
+    config = config_of(name)
+    assert message not in check(config)
+    text_format.Merge(text, config)
+    assert message in check(config)
+
+
+def test_a_model_with_groups_and_towers_is_taken_for_granted(config_of):
+    assert "model_config: is missing" in str(check_config(PipelineConfig()).problems[2])
+    assert "model_config: names no model" in check(ModelConfig())
     config = config_of("ple")
-    del config.ple.task_towers[:]
-    with pytest.raises(ConfigError, match="task_towers: empty"):
-        build(config)
+    del config.ple.task_towers[:], config.feature_groups[:]
+    assert "ple: task_towers is empty" in check(config)
+    assert "model_config: feature_groups is missing" in check(config)
+
+
+def test_settings_of_ones_own_model_are_its_own(build, batch, monkeypatch):
+    """Even where a model of ours would read them otherwise."""
+    monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
+    config = text_format.Parse(
+        'feature_groups { group_name: "all" feature_names: ["a", "x"] group_type: DEEP }'
+        'custom_model { class_path: "own_model.Named" params { fields { key: "task_towers" '
+        "value { number_value: 7 } } } } losses { binary_cross_entropy {} }",
+        ModelConfig(),
+    )
+    assert build(config).task_towers == 7
 
 
 # --- compile ---
