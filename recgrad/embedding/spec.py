@@ -34,6 +34,7 @@ class TableSpec:
         data_type: "FP32", "FP16" or "BF16" storage.
         trainable: a frozen table is looked up but never updated.
         storage: "AUTO", "PLAIN" (an array of all rows) or "COMPACT" (touched rows only).
+        sharding_types: how it may be spread over processes, by TorchRec's names; empty for any way.
         shard: when the table is a part of a larger one, which; initial values are those of the whole.
     """
 
@@ -44,6 +45,7 @@ class TableSpec:
     data_type: str = "FP32"
     trainable: bool = True
     storage: str = "AUTO"
+    sharding_types: tuple[str, ...] = ()
     shard: Shard | None = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,22 @@ class TableMemory:
         return self.weight_bytes + self.state_bytes + self.index_bytes
 
 
+class TablePart(NamedTuple):
+    """Touched rows of a table, or of some of its columns, as checkpoints keep them.
+
+    Attributes:
+        first_column: where the columns begin in the whole table.
+        row_ids: ascending.
+        weights: float32 [rows, columns].
+        states: of the optimizer, each [rows, width].
+    """
+
+    first_column: int
+    row_ids: Array
+    weights: Array
+    states: dict[str, Array]
+
+
 class Table:
     """A table's memory. Python sees it whole; kernels see one line of integers.
 
@@ -81,6 +97,8 @@ class Table:
         handle: an empty tensor that stands for the table in an optimizer's param_groups.
         engine: the engine that the table belongs to.
     """
+
+    by_columns = False  # its rows are whole
 
     def __init__(
         self, spec: TableSpec, position: int, numbers: Array, parameters: Array, seed: int, engine: Any
@@ -238,6 +256,11 @@ class Table:
         rows, slots = self.touched_rows()
         for i in range(0, len(rows), chunk_rows):
             yield rows[i : i + chunk_rows], self.read(slots[i : i + chunk_rows])
+
+    def parts(self) -> Iterator[TablePart]:
+        """All that was learned."""
+        rows, slots = self.touched_rows()
+        yield TablePart(0, rows, self.read(slots), self.export_states())
 
     def read(self, slots: Array) -> Array:
         """The weights at these slots as float32."""

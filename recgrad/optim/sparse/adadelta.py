@@ -28,6 +28,7 @@ class Adadelta(SparseOptimizer):
     """s = ρs + (1 − ρ)g²; Δ = √(d + ε)/√(s + ε) · g; d = ρd + (1 − ρ)Δ²; w −= ηΔ."""
 
     rule = staticmethod(adadelta)
+    whole_rows = False
     states = (State("square_avg"), State("acc_delta"))
 
     def __init__(

@@ -26,6 +26,7 @@ class Adagrad(SparseOptimizer):
     """s += g²; w −= ηg/(√s + ε), for each element; s starts at `initial_accumulator_value`."""
 
     rule = staticmethod(adagrad)
+    whole_rows = False
     states = (State("sum", initial="initial_accumulator_value"),)
 
     def __init__(

@@ -74,4 +74,5 @@ class Adam(AdamKind):
     """
 
     rule = staticmethod(adam)
+    whole_rows = False
     states = (State("exp_avg"), State("exp_avg_sq"))

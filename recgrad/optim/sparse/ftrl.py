@@ -42,6 +42,7 @@ class Ftrl(SparseOptimizer):
     """
 
     rule = staticmethod(ftrl)
+    whole_rows = False
     states = (State("linear"), State("sum", initial="initial_accumulator_value"))
     decay_modes = ("NONE", "L2")
 

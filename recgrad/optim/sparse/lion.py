@@ -26,6 +26,7 @@ class Lion(SparseOptimizer):
     """u = sign(β1 m + (1 − β1)g); w −= η(u + λw); then m = β2 m + (1 − β2)g. Weight decay decouples."""
 
     rule = staticmethod(lion)
+    whole_rows = False
     states = (State("exp_avg"),)
     default_decay_mode = "DECOUPLE"
 

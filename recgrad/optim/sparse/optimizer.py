@@ -67,6 +67,7 @@ class SparseOptimizer(EagerOptimizer):
     decay_modes: ClassVar[tuple[str, ...]] = DECAY_MODES
     default_decay_mode: ClassVar[str] = "L2"
     decay_inside: ClassVar[bool] = False  # the rule itself applies weight decay, from its scalars
+    whole_rows: ClassVar[bool] = True  # elements of a row depend on each other; False allows column shards
 
     def __init__(
         self,
@@ -130,6 +131,11 @@ class SparseOptimizer(EagerOptimizer):
         for table in self._tables(group):
             if table.name in self._steps:
                 raise ValueError(f"an optimizer's tables must have unique names, got '{table.name}' twice")
+            if kind.whole_rows and table.by_columns:
+                raise ValueError(
+                    f"{kind.__name__} needs whole rows, but table '{table.name}' is spread by columns; "
+                    "use sharding_types row_wise or table_wise for it"
+                )
             initials = [0.0 if s.initial is None else float(group[s.initial]) for s in kind.states]
             widths = [1 if s.per_row else table.spec.dim for s in kind.states]
             names = [s.name for s in kind.states]
@@ -218,7 +224,7 @@ class SparseOptimizer(EagerOptimizer):
                 engine.scale_gradients(names, factor)
         return finite
 
-    def _summed(self) -> list[Tensor]:
+    def _summed(self, *, own: bool = False) -> list[Tensor]:
         limits = {
             table.name: group["max_gradient"] if group["gradient_clipping"] else math.inf
             for group in self.param_groups
@@ -226,12 +232,15 @@ class SparseOptimizer(EagerOptimizer):
         }
         sums = []
         for engine, names in self._engines().values():
-            sums += engine.summed_gradients({name: limits[name] for name in names})
+            sums += engine.summed_gradients({name: limits[name] for name in names}, own=own)
         return sums
 
     def grad_norm(self, norm_type: float = 2.0) -> Tensor:
-        """The norm of the gradients of all touched rows, each row's summed over the batch."""
-        norms = [torch.linalg.vector_norm(s, norm_type) for s in self._summed() if s.numel()]
+        """The norm of the gradients of all touched rows, each row's summed over the batch.
+
+        With tables over several processes it is the share of this one, and every process must ask.
+        """
+        norms = [torch.linalg.vector_norm(s, norm_type) for s in self._summed(own=True) if s.numel()]
         return torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else torch.zeros(())
 
     def clip_(self, factor: float) -> None:

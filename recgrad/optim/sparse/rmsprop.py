@@ -26,6 +26,7 @@ class RMSprop(SparseOptimizer):
     """v = αv + (1 − α)g²; w −= ηg/(√v + ε)."""
 
     rule = staticmethod(rmsprop)
+    whole_rows = False
     states = (State("square_avg"),)
 
     def __init__(

@@ -28,6 +28,7 @@ class RowWiseAdagrad(Adagrad):
     """s += mean(g²) over the row; w −= ηg/(√s + ε); s starts at `initial_accumulator_value`."""
 
     rule = staticmethod(rowwise_adagrad)
+    whole_rows = True
     states = (State("sum", per_row=True, initial="initial_accumulator_value"),)
 
     @classmethod

@@ -21,6 +21,7 @@ class SGD(SparseOptimizer):
     """w −= ηg."""
 
     rule = staticmethod(sgd)
+    whole_rows = False
 
     def __init__(self, tables: Any, *, lr: float = 0.002, **common: Any) -> None:
         super().__init__(tables, {"lr": lr}, **common)

@@ -1,0 +1,244 @@
+"""The sharded engine: embedding tables spread over processes by TorchRec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingType
+
+from recgrad.embedding.local.engine import IdsLike, check_specs
+from recgrad.embedding.local.table import Table, TableMemory
+from recgrad.embedding.sharded.features import FeatureMap, map_features
+from recgrad.embedding.sharded.inputs import bag_jagged, check_ids, ids_per_key, row_jagged
+from recgrad.embedding.sharded.kernel import ShardKernel, shard_kernels
+from recgrad.embedding.sharded.plan import (
+    POOLED,
+    SEQUENCE,
+    SHARDERS,
+    build_collections,
+    describe_plan,
+    plan_tables,
+)
+from recgrad.embedding.sharded.pooling import Embedded
+from recgrad.embedding.sharded.replicas import average_gradients
+from recgrad.embedding.sharded.table import ShardedTable
+from recgrad.embedding.spec import LookupSpec, TableSpec
+from recgrad.errors import nearest
+from recgrad.optim.sparse.optimizer import Update
+
+
+class ShardedEngine(nn.Module):
+    """Embedding tables over all processes of torch.distributed's default group.
+
+    TorchRec plans where tables lie, sends ids to the ranks that hold their rows, and vectors
+    back; lookup and update are the local engine's kernels on each rank. What it means is the
+    same as for `LocalEngine`: gradients of the mean over all ranks' losses wait for the
+    optimizer's `step()`, and untouched rows have the same values.
+
+    Every method that trains is to be called on all ranks.
+
+    Args:
+        tables, lookups, keys, sequence_keys, seed: as for `LocalEngine`.
+        weighted: ids of row features come with weights.
+        batch_size: rows of a rank's batch, for the planner.
+        local_world_size: processes of each machine, for the planner; all of them by default.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        lookups: Sequence[LookupSpec],
+        *,
+        keys: Sequence[str],
+        sequence_keys: Sequence[str] = (),
+        seed: int = 0,
+        weighted: bool = False,
+        batch_size: int = 1024,
+        local_world_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        specs = {spec.name: spec for spec in tables}
+        check_specs(tables, lookups, specs, keys, sequence_keys)
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.keys, self.sequence_keys = tuple(keys), tuple(sequence_keys)
+        self.features: FeatureMap = map_features(specs, lookups, self.keys, self.sequence_keys)
+        # A mean is a sum with weights, so that it comes out right however a bag's rows are spread.
+        weighted = weighted or any(self.features.bag_means)
+        self._means = torch.tensor(self.features.bag_means) if weighted else None
+        collections = build_collections(specs, self.features.pooled, self.features.rows, weighted=weighted)
+        plan = plan_tables(
+            collections, specs, batch_size=batch_size, local_world_size=local_world_size or self.world_size
+        )
+        self.plan_text = describe_plan(plan, specs)
+        kernels: list[ShardKernel] = []
+
+        def make(config: Any, sequence: bool, replicated: bool) -> ShardKernel:
+            kernels.append(ShardKernel(config, specs, seed, sequence=sequence, replicated=replicated))
+            return kernels[-1]
+
+        with shard_kernels(make):
+            self.collections = DistributedModelParallel(
+                collections,
+                device=torch.device("cpu"),
+                plan=plan,
+                sharders=list(SHARDERS),
+                init_data_parallel=False,
+                init_parameters=False,
+            )
+        self._kernels = kernels
+        kinds = {name: p.sharding_type for module in plan.plan.values() for name, p in module.items()}
+        self.tables = {name: self._table(spec, kinds[name]) for name, spec in specs.items()}
+        # Row-wise shards add up bags by a reduce-scatter, which wants as many on every rank.
+        self._even_bags = any(
+            sharding.sharding_type == ShardingType.ROW_WISE.value
+            for sharding in plan.plan.get(POOLED, {}).values()
+        )
+        self._pending: set[str] = set()
+        self._averaged = False
+
+    def _table(self, spec: TableSpec, sharding_type: str) -> ShardedTable:
+        shards = [t for k in self._kernels for t in k.engine.tables.values() if _whole(t) == spec.name]
+        return ShardedTable(spec, shards, sharding_type, self)
+
+    def forward(self, ids: IdsLike | None, sequences: IdsLike | None = None) -> Embedded:
+        """Look up every lookup's bags.
+
+        Raises:
+            DataError: an id of this rank's batch is outside its table.
+        """
+        if torch.is_grad_enabled():
+            self._pending |= {name for name, table in self.tables.items() if table.spec.trainable}
+        rows = ids.bag_counts[0] if ids is not None and ids.bag_counts else 0
+        counts = [ids_per_key(part) for part in (ids, sequences) if part is not None]
+        values = [part.values for part in (ids, sequences) if part is not None]
+        known = self.features.limits(ids is not None, sequences is not None)
+        all_values = values[0] if len(values) == 1 else torch.cat(values)
+        all_counts = counts[0] if len(counts) == 1 else torch.cat(counts)
+        check_ids(all_values, all_counts, *known)
+        modules: Any = self.collections.module
+        bags, vectors = None, None
+        if POOLED in modules:
+            assert ids is not None
+            jagged = bag_jagged(ids, *self.features.bag_inputs, self._means, self._bags(rows))
+            bags = modules[POOLED](jagged)
+        if SEQUENCE in modules:
+            vectors = modules[SEQUENCE](row_jagged(all_values, all_counts, *self.features.row_inputs))
+        return Embedded(self.features, rows, ids, sequences, bags, vectors)
+
+    def _bags(self, rows: int) -> int:
+        if not self._even_bags:
+            return rows
+        most = torch.tensor([rows])
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        return int(most)
+
+    def memory(self) -> list[TableMemory]:
+        """Touched rows and bytes by table, of this rank alone."""
+        return [table.memory() for table in self.tables.values()]
+
+    def table(self, name: str) -> ShardedTable:
+        """A table by name."""
+        if name not in self.tables:
+            raise KeyError(f"no table '{name}'{nearest(name, self.tables)}")
+        return self.tables[name]
+
+    def export_table(self, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Touched rows that this rank holds whole, and their weights; `parts` has column shards too."""
+        table = self.table(name)
+        found = [part for shard in table.shards for part in shard.parts()]
+        firsts = [_first_row(shard) for shard in table.shards]
+        if not found or any(shard.spec.dim != table.spec.dim for shard in table.shards):
+            return np.empty(0, np.int64), np.empty((0, table.spec.dim), np.float32)
+        rows = np.concatenate([part.row_ids + first for part, first in zip(found, firsts)])
+        return rows, np.concatenate([part.weights for part in found])
+
+    def import_table(self, name: str, row_ids: Any, weights: Any) -> None:
+        """Set rows of a table; those that other ranks hold are passed over."""
+        self.table(name).write(np.asarray(row_ids, np.int64), np.asarray(weights, np.float32))
+
+    # --- what optimizers ask for ---
+
+    def pending_tables(self) -> set[str]:
+        """Names of the tables that have gradients waiting, the same on every rank."""
+        return set(self._pending)
+
+    def clear_gradients(self, names: set[str] | None = None) -> None:
+        """Drop the waiting gradients, of all tables or of some."""
+        for kernel in self._kernels:
+            kernel.engine.clear_gradients(_shards_of(kernel, names))
+        self._pending -= set(self.tables) if names is None else names
+        self._averaged = False
+
+    def update(self, updates: Sequence[Update]) -> None:
+        """Apply optimizers' rules to the waiting gradients of their tables, then drop these."""
+        self._average({update.table.name: update.limit for update in updates})
+        by_table = {update.table.name: update for update in updates}
+        for kernel in self._kernels:
+            shards = [shard for shard in kernel.engine.tables.values() if _whole(shard) in by_table]
+            own = [by_table[_whole(shard)]._replace(table=shard) for shard in shards]
+            kernel.engine.update(own)
+        self.clear_gradients(set(by_table))
+
+    def scale_gradients(self, names: set[str], factor: float) -> None:
+        """Multiply the waiting gradients of some tables."""
+        for kernel in self._kernels:
+            kernel.engine.scale_gradients(_shards_of(kernel, names), factor)
+
+    def finite_gradients(self, names: set[str]) -> bool:
+        """Whether this rank's waiting gradients of some tables are free of infinities and NaN."""
+        return all(kernel.engine.finite_gradients(_shards_of(kernel, names)) for kernel in self._kernels)
+
+    def summed_gradients(self, limits: dict[str, float], *, own: bool = False) -> list[Tensor]:
+        """Replace the waiting gradients of some tables by their sums per row.
+
+        Args:
+            limits: by table, the largest element that a gradient may have before it is summed.
+            own: leave out the copies of data-parallel tables on all ranks but the first, so that
+                over all ranks each row is there once.
+        """
+        self._average(limits)
+        sums: list[Tensor] = []
+        for kernel in self._kernels:
+            names = {s.name: limits[_whole(s)] for s in kernel.engine.tables.values() if _whole(s) in limits}
+            if kernel.replicated:
+                names = dict.fromkeys(names, math.inf)  # clamped before the sums of several ranks were added
+            found = kernel.engine.summed_gradients(names)
+            sums += [] if own and kernel.replicated and self.rank else found
+        return sums
+
+    def _average(self, limits: dict[str, float]) -> None:
+        """Make the gradients of data-parallel tables those of all ranks, once an update."""
+        if self._averaged:
+            return
+        self._averaged = True
+        for kernel in self._kernels:
+            if kernel.replicated:
+                names = {s.name: limits.get(_whole(s), math.inf) for s in kernel.engine.tables.values()}
+                average_gradients(kernel.engine, names)
+
+    def extra_repr(self) -> str:
+        """Tables and ranks in numbers."""
+        return f"tables={len(self.tables)}, rank={self.rank} of {self.world_size}"
+
+
+def _whole(shard: Table) -> str:
+    assert shard.spec.shard is not None
+    return shard.spec.shard.table
+
+
+def _first_row(shard: Table) -> int:
+    assert shard.spec.shard is not None
+    return shard.spec.shard.first_row
+
+
+def _shards_of(kernel: ShardKernel, names: set[str] | None) -> set[str]:
+    tables = kernel.engine.tables.values()
+    return {shard.name for shard in tables if names is None or _whole(shard) in names}

@@ -1,0 +1,112 @@
+"""How the lookups of a model become features of TorchRec's collections.
+
+A table lies in one collection. One whose lookups all pool rows is in the EmbeddingBagCollection,
+which sums bags where the rows lie. A table with a sequence lookup is in the
+EmbeddingCollection, which hands out single vectors; bags over it are summed on the rank that
+asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from recgrad.embedding.spec import LookupSpec, TableSpec
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """The features of both collections, and which lookup takes which.
+
+    Attributes:
+        lookups: by name.
+        feature: by lookup, the feature of its table's collection.
+        from_rows: lookups whose table is in the EmbeddingCollection.
+        place: by lookup, its key's place among the keys of its kind.
+        pooled: features by table, of the EmbeddingBagCollection.
+        rows: features by table, of the EmbeddingCollection.
+        bag_inputs: features of the first in order, and the keys they take their ids from (None: all as
+            they are).
+        bag_means: for each of them, whether a bag's mean is wanted.
+        row_inputs: the same of the second; keys are counted pooled ones first, then sequence ones.
+    """
+
+    lookups: Mapping[str, LookupSpec]
+    dims: Mapping[str, int]
+    feature: Mapping[str, str]
+    from_rows: frozenset[str]
+    place: Mapping[str, int]
+    pooled: Mapping[str, tuple[str, ...]]
+    rows: Mapping[str, tuple[str, ...]]
+    bag_inputs: tuple[tuple[str, ...], tuple[int, ...] | None]
+    bag_means: tuple[bool, ...]
+    row_inputs: tuple[tuple[str, ...], tuple[int, ...] | None]
+    smallest: tuple[tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]], ...]
+
+    def limits(self, ids: bool, sequences: bool) -> tuple[Sequence[str], Sequence[int], Sequence[str]]:
+        """Keys, with the rows and the name of the smallest table that each is looked up in."""
+        chosen = [part for part, given in zip(self.smallest, (ids, sequences)) if given]
+        keys, rows, tables = zip(*chosen) if chosen else ((), (), ())
+        return (
+            [key for part in keys for key in part],
+            [n for part in rows for n in part],
+            [name for part in tables for name in part],
+        )
+
+
+def map_features(
+    specs: Mapping[str, TableSpec],
+    lookups: Sequence[LookupSpec],
+    keys: Sequence[str],
+    sequence_keys: Sequence[str],
+) -> FeatureMap:
+    """The features for these lookups."""
+    by_row = {spec.table for spec in lookups if spec.sequence}
+    pooled: dict[str, dict[str, int]] = {}
+    rows: dict[str, dict[str, int]] = {}
+    feature, place = {}, {}
+    for spec in lookups:
+        at = (sequence_keys if spec.sequence else keys).index(spec.key)
+        name = f"{spec.table}|{spec.key}|{'sequence' if spec.sequence else spec.pooling}"
+        feature[spec.name], place[spec.name] = name, at
+        kind = rows if spec.table in by_row else pooled
+        kind.setdefault(spec.table, {})[name] = at + len(keys) * spec.sequence
+    bag_inputs = _inputs(pooled, len(keys))
+    return FeatureMap(
+        lookups={spec.name: spec for spec in lookups},
+        dims={spec.name: specs[spec.table].dim for spec in lookups},
+        feature=feature,
+        from_rows=frozenset(spec.name for spec in lookups if spec.table in by_row),
+        place=place,
+        pooled={table: tuple(own) for table, own in pooled.items()},
+        rows={table: tuple(own) for table, own in rows.items()},
+        bag_inputs=bag_inputs,
+        bag_means=tuple(name.endswith("|mean") for name in bag_inputs[0]),
+        row_inputs=_inputs(rows, len(keys) + len(sequence_keys)),
+        smallest=tuple(
+            _smallest(names, [s for s in lookups if s.sequence == sequence], specs)
+            for names, sequence in ((keys, False), (sequence_keys, True))
+        ),
+    )
+
+
+def _inputs(
+    features: Mapping[str, Mapping[str, int]], num_keys: int
+) -> tuple[tuple[str, ...], tuple[int, ...] | None]:
+    places = {name: at for own in features.values() for name, at in own.items()}
+    ordered = sorted(places, key=lambda name: places[name])
+    chosen = tuple(places[name] for name in ordered)
+    return tuple(ordered), None if chosen == tuple(range(num_keys)) else chosen
+
+
+def _smallest(
+    keys: Sequence[str], lookups: Sequence[LookupSpec], specs: Mapping[str, TableSpec]
+) -> tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]:
+    """For each key the rows and name of the smallest of its tables; a key of none takes any id."""
+    rows, names = [], []
+    for key in keys:
+        tables = [specs[spec.table] for spec in lookups if spec.key == key]
+        least = min(tables, key=lambda spec: spec.num_rows, default=None)
+        rows.append(2**62 if least is None else least.num_rows)
+        names.append("" if least is None else least.name)
+    return tuple(keys), tuple(rows), tuple(names)

@@ -1,0 +1,134 @@
+"""Which rank holds what of which table: TorchRec's planner under the config's constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import (
+    HardwareConfig,
+    KernelConfig,
+    ParameterConstraints,
+    PlannerError,
+    TopologyFactory,
+    TrainerConfig,
+)
+from torchrec.distributed.types import ShardingPlan, ShardingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from recgrad.embedding.sharded.collections import PooledSharder, SequenceSharder
+from recgrad.embedding.sharded.kernel import KERNEL
+from recgrad.embedding.spec import TableSpec
+from recgrad.errors import ConfigError
+
+POOLED, SEQUENCE = "pooled", "sequence"
+UNLIMITED_BYTES = 1 << 60
+MIN_COLUMNS = 4
+SHARDERS: tuple[Any, ...] = (PooledSharder(), SequenceSharder())
+
+
+def build_collections(
+    specs: Mapping[str, TableSpec],
+    pooled: Mapping[str, Sequence[str]],
+    sequence: Mapping[str, Sequence[str]],
+    *,
+    weighted: bool,
+) -> nn.ModuleDict:
+    """TorchRec's collections over these tables, without memory: feature names by table.
+
+    Args:
+        specs: all tables by name.
+        pooled: the features of each table whose bags are summed where the table lies.
+        sequence: the features of each table whose ids are wanted one by one.
+        weighted: ids of bags come with weights.
+    """
+    nowhere = torch.device("meta")
+    modules: dict[str, nn.Module] = {}
+    if pooled:
+        bags = [EmbeddingBagConfig(**_config(specs[name], features)) for name, features in pooled.items()]
+        modules[POOLED] = EmbeddingBagCollection(tables=bags, is_weighted=weighted, device=nowhere)
+    if sequence:
+        rows = [EmbeddingConfig(**_config(specs[name], features)) for name, features in sequence.items()]
+        modules[SEQUENCE] = EmbeddingCollection(tables=rows, device=nowhere)
+    return nn.ModuleDict(modules)
+
+
+def _config(spec: TableSpec, features: Sequence[str]) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "num_embeddings": spec.num_rows,
+        "embedding_dim": spec.dim,
+        "feature_names": list(features),
+    }
+
+
+def plan_tables(
+    collections: nn.ModuleDict, specs: Mapping[str, TableSpec], *, batch_size: int, local_world_size: int
+) -> ShardingPlan:
+    """The planner's choice, the same on every rank.
+
+    Memory does not limit it: rows take room when they are first updated, so nothing is known
+    of it beforehand.
+    """
+    world_size = dist.get_world_size()
+    topology = TopologyFactory.create_topology(
+        TrainerConfig(world_size=world_size, local_world_size=local_world_size),
+        HardwareConfig(ddr_cap_bytes=UNLIMITED_BYTES),
+        KernelConfig(compute_device="cpu"),
+    )
+    constraints = {name: _constraints(spec, world_size) for name, spec in specs.items()}
+    planner = EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=batch_size,
+        constraints=constraints,
+        storage_reservation=FixedPercentageStorageReservation(0.0),
+        stats=[],
+    )
+    try:
+        plan = planner.collective_plan(collections, list(SHARDERS), dist.group.WORLD)
+    except (PlannerError, RuntimeError) as error:
+        raise ConfigError(
+            f"embedding_constraints: the tables cannot be spread over {world_size} processes as asked "
+            f"({str(error).splitlines()[0]}); allow more sharding_types"
+        ) from error
+    for parameters in plan.plan.values():
+        for sharding in parameters.values():
+            sharding.compute_kernel = KERNEL
+    return plan
+
+
+def _constraints(spec: TableSpec, world_size: int) -> ParameterConstraints:
+    """What the config allows; by default what the planner may weigh against each other."""
+    allowed = list(spec.sharding_types) or [ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value]
+    columns = max(MIN_COLUMNS, -(-spec.dim // world_size // MIN_COLUMNS) * MIN_COLUMNS)
+    return ParameterConstraints(sharding_types=allowed, min_partition=min(columns, spec.dim))
+
+
+def describe_plan(plan: ShardingPlan, specs: Mapping[str, TableSpec]) -> str:
+    """The plan as a table: what lies where."""
+    lines = [("table", "rows", "dim", "sharding", "ranks")]
+    for parameters in plan.plan.values():
+        for name, sharding in sorted(parameters.items()):
+            spec = specs[name]
+            lines.append(
+                (name, f"{spec.num_rows:,}", str(spec.dim), sharding.sharding_type, _ranks(sharding))
+            )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    aligned = ("<", ">", ">", "<", "<")
+    rows = ([f"{cell:{a}{w}}" for cell, a, w in zip(line, aligned, widths)] for line in lines)
+    return "\n".join("  ".join(cells).rstrip() for cells in rows)
+
+
+def _ranks(sharding: Any) -> str:
+    if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
+        return "all"
+    ranks = list(dict.fromkeys(sharding.ranks))
+    if len(ranks) > 4 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]} … {ranks[-1]}"
+    return ", ".join(map(str, ranks))

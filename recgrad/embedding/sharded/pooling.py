@@ -1,0 +1,112 @@
+"""What one forward pass of the sharded engine looked up; tensors are taken from it by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recgrad.embedding.local.engine import IdsLike
+from recgrad.embedding.sharded.features import FeatureMap
+from recgrad.errors import nearest
+
+
+class Embedded:
+    """Sums of bags and vectors of ids, as TorchRec hands them out.
+
+    Args:
+        features: which lookup takes which feature.
+        rows: of the batch; what TorchRec gives beyond them stems from other ranks' larger batches.
+        ids, sequences: what was looked up.
+        bags: TorchRec's KeyedTensor, or None.
+        vectors: TorchRec's JaggedTensors by feature, or None.
+    """
+
+    def __init__(
+        self,
+        features: FeatureMap,
+        rows: int,
+        ids: IdsLike | None,
+        sequences: IdsLike | None,
+        bags: Any,
+        vectors: Any,
+    ) -> None:
+        self._features = features
+        self._rows = rows
+        self._ids = ids
+        self._sequences = sequences
+        self._bags = bags
+        self._vectors = vectors
+
+    def pooled(self, names: Sequence[str]) -> Tensor:
+        """The outputs of these lookups side by side, [rows, sum of dims]."""
+        if not names:
+            raise ValueError("pooled needs at least one lookup name, got none")
+        for name in names:
+            self._check(name, sequence=False)
+        if not any(name in self._features.from_rows for name in names):
+            return self._columns(names)
+        parts = [
+            self._summed(name) if name in self._features.from_rows else self._columns([name])
+            for name in names
+        ]
+        return torch.cat(parts, dim=1)
+
+    def sequence(self, name: str) -> Tensor:
+        """The output of a sequence lookup, [positions, dim]."""
+        self._check(name, sequence=True)
+        return self._summed(name)
+
+    def _check(self, name: str, sequence: bool) -> None:
+        spec = self._features.lookups.get(name)
+        if spec is None or spec.sequence != sequence:
+            known = [key for key, spec in self._features.lookups.items() if spec.sequence == sequence]
+            kind = "sequence" if sequence else "pooled"
+            raise KeyError(f"no {kind} lookup '{name}'{nearest(name, known)}")
+
+    def _columns(self, names: Sequence[str]) -> Tensor:
+        """Bags side by side: neighbours in TorchRec's output are taken together."""
+        spans: list[tuple[int, int]] = []
+        places = self._places()
+        for name in names:
+            start, stop = places[self._features.feature[name]]
+            if spans and spans[-1][1] == start:
+                spans[-1] = (spans[-1][0], stop)
+            else:
+                spans.append((start, stop))
+        values = self._bags.values()[: self._rows]
+        parts = [values[:, start:stop] for start, stop in spans]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _places(self) -> dict[str, tuple[int, int]]:
+        offsets = self._bags.offset_per_key()
+        return {key: (offsets[i], offsets[i + 1]) for i, key in enumerate(self._bags.keys())}
+
+    def _summed(self, name: str) -> Tensor:
+        """The vectors of single ids, added up by bag."""
+        spec = self._features.lookups[name]
+        ids = self._sequences if spec.sequence else self._ids
+        assert ids is not None
+        found: Tensor = self._vectors[self._features.feature[name]].values()
+        vectors = found.view(-1, self._features.dims[name])
+        lengths, first = self._lengths(name)
+        if ids.weights is not None:
+            vectors = vectors * ids.weights[first : first + len(vectors)].unsqueeze(1)
+        if ids.single:
+            return vectors
+        bag = torch.repeat_interleave(torch.arange(len(lengths)), lengths.to(torch.int64))
+        sums = vectors.new_zeros(len(lengths), vectors.shape[1]).index_add(0, bag, vectors)
+        return sums / lengths.clamp(min=1).unsqueeze(1) if spec.pooling == "mean" else sums
+
+    def _lengths(self, name: str) -> tuple[Tensor, int]:
+        """The lengths of a lookup's bags, and where its ids begin."""
+        spec = self._features.lookups[name]
+        ids = self._sequences if spec.sequence else self._ids
+        assert ids is not None
+        place = self._features.place[name]
+        first_bag = sum(ids.bag_counts[:place])
+        lengths = ids.lengths[first_bag : first_bag + ids.bag_counts[place]]
+        first = first_bag if ids.single else int(ids.lengths[:first_bag].sum())
+        return lengths, first

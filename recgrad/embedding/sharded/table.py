@@ -1,0 +1,108 @@
+"""A table that is spread over ranks, as the optimizer and checkpoints of one rank see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchrec.distributed.types import ShardingType
+
+from recgrad.embedding.local.table import Table, TableMemory, TablePart
+from recgrad.embedding.spec import TableSpec
+from recgrad.errors import DataError
+
+Array = npt.NDArray[Any]
+
+
+class ShardedTable:
+    """The shards of one table on this rank, none or some, under the table's own row numbers.
+
+    Attributes:
+        spec: the whole table.
+        shards: tables of local engines; each knows its place in the whole.
+        replicated: this rank's one shard is a copy of the whole table, as every rank has it.
+        by_columns: its rows are cut, and the pieces may lie on several ranks.
+        handle: an empty tensor that stands for the table in an optimizer's param_groups.
+    """
+
+    def __init__(self, spec: TableSpec, shards: Sequence[Table], sharding_type: str, engine: Any) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.shards = tuple(shards)
+        self.replicated = sharding_type == ShardingType.DATA_PARALLEL.value
+        self.by_columns = sharding_type == ShardingType.COLUMN_WISE.value
+        self.engine = engine
+        self.handle = torch.empty(0, requires_grad=spec.trainable)
+
+    def set_states(self, states: Sequence[tuple[str, int, float]]) -> None:
+        """Make room for an optimizer's states (name, width in the whole table, initial value)."""
+        for shard in self.shards:
+            own = [(name, self._width(shard, width), initial) for name, width, initial in states]
+            shard.set_states(own)
+
+    def _width(self, shard: Table, width: int) -> int:
+        return shard.spec.dim if width == self.spec.dim else width
+
+    def touched_rows(self) -> tuple[Array, Array]:
+        """Numbers of the touched rows that this rank holds, ascending, and their places among them."""
+        found = [shard.touched_rows()[0] + _place(shard).first_row for shard in self.shards]
+        rows = np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+        return rows, np.arange(len(rows))
+
+    def parts(self) -> Iterator[TablePart]:
+        """What this rank has to save: its shards; of copies, the first rank's."""
+        if self.replicated and self.engine.rank:
+            return
+        for shard in self.shards:
+            place = _place(shard)
+            for part in shard.parts():
+                yield part._replace(row_ids=part.row_ids + place.first_row, first_column=place.first_column)
+
+    def write(self, rows: Array, weights: Array) -> None:
+        """Set rows of the whole table; those of other ranks are passed over."""
+        rows, weights = np.asarray(rows, np.int64), np.asarray(weights, np.float32)
+        self._check(rows)
+        for shard, own, columns in self._own(rows):
+            shard.write(rows[own] - _place(shard).first_row, weights[own][:, columns])
+
+    def import_states(self, rows: Array, values: dict[str, Array]) -> None:
+        """Set the states of rows; those of other ranks are passed over."""
+        rows = np.asarray(rows, np.int64)
+        self._check(rows)
+        for shard, own, columns in self._own(rows):
+            cut = {}
+            for name, value in values.items():
+                state = np.asarray(value).reshape(len(rows), -1)[own]
+                cut[name] = state[:, columns] if state.shape[1] == self.spec.dim else state
+            shard.import_states(rows[own] - _place(shard).first_row, cut)
+
+    def _own(self, rows: Array) -> Iterator[tuple[Table, Array, slice]]:
+        """Each shard, which of the rows it holds, and which of their columns."""
+        for shard in self.shards:
+            place = _place(shard)
+            own = (rows >= place.first_row) & (rows < place.first_row + shard.spec.num_rows)
+            yield shard, own, slice(place.first_column, place.first_column + shard.spec.dim)
+
+    def _check(self, rows: Array) -> None:
+        bad = np.flatnonzero((rows < 0) | (rows >= self.spec.num_rows))
+        if len(bad):
+            raise DataError(
+                f"table '{self.name}': row {rows[bad[0]]} is outside its {self.spec.num_rows} rows"
+            )
+
+    def memory(self) -> TableMemory:
+        """Touched rows and what they cost on this rank."""
+        own = [shard.memory() for shard in self.shards]
+        rows = max((memory.rows for memory in own), default=0)
+        weights, states, index = (
+            sum(getattr(memory, f"{what}_bytes") for memory in own) for what in ("weight", "state", "index")
+        )
+        return TableMemory(self.name, rows, weights, states, index)
+
+
+def _place(shard: Table) -> Any:
+    assert shard.spec.shard is not None
+    return shard.spec.shard
