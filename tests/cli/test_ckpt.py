@@ -76,7 +76,7 @@ def in_parts(step, shift=0.0):
     rows = TableRows("rows", 1000, 4, ids, weights, {"m": weights, "v": weights[:, :1], "t": np.array(5)})
     parts = [rows.part((0, 500)), rows.part((500, 1000))]
     columns = TableRows("columns", 1000, 4, ids, weights, rows.states)
-    return Snapshot(step, {}, [*parts, columns.part(columns=(0, 2)), columns.part(columns=(2, 4))])
+    return Snapshot(step, {"epoch": 1}, [*parts, columns.part(columns=(0, 2)), columns.part(columns=(2, 4))])
 
 
 def test_checkpoints_in_parts_are_listed_shown_compared_and_verified(save, capsys):
@@ -88,13 +88,13 @@ def test_checkpoints_in_parts_are_listed_shown_compared_and_verified(save, capsy
     # 3 ids of 8 bytes, 12 weights, 12 and 3 states of 4, the scalar of 8.
     assert " m [4], t 5, v [1] " in lines["rows"]
     assert lines["rows"].split()[-3:] == ["140", "B", "2"]
-    assert lines["columns"].rstrip().endswith("140 B  2 (columns 0-1, 2-3)")
+    assert lines["columns"].rstrip().endswith(" 140 B   2 (columns 0-1, 2-3)")
     assert main(["ckpt", "verify", str(folder)]) == 0
     steps = [str(folder / f"model.ckpt-{step}") for step in (1, 2)]
     assert main(["ckpt", "diff", steps[0], steps[0]]) == 0
-    assert "all 8 are equal bit for bit" in capsys.readouterr().out
+    assert "all 9 are equal bit for bit" in capsys.readouterr().out
     assert main(["ckpt", "diff", *steps]) == 1
-    assert "6 of 8 differ, 2 are equal bit for bit" in capsys.readouterr().out
+    assert "6 of 9 differ, 3 are equal bit for bit" in capsys.readouterr().out
 
 
 def test_equal_checkpoints_end_with_0(save, capsys):

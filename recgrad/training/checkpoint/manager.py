@@ -99,6 +99,14 @@ class CheckpointManager:
                 f"{self.model_dir / f'{_PREFIX}{step}'}: the checkpoint could not be written ({error!r})"
             ) from error
 
+    def give_up(self) -> None:
+        """Wait for no other rank any more, because the run ends here with an error.
+
+        A save that is under way fails, on the other ranks as well if this is rank 0. Without
+        this, a process could not end before the timeout.
+        """
+        self._ranks.ended.set()
+
     def steps(self) -> list[int]:
         """The steps that have a checkpoint folder, ascending; whole or damaged."""
         if not self.model_dir.is_dir():

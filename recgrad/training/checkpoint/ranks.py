@@ -15,10 +15,11 @@ records have the run's token, so what a killed run left is never taken for this 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,14 @@ class Ranks:
         world_size: how many there are.
         token: of this start of the run, the same on all ranks and never used before.
         timeout_secs: how long to wait while nothing comes from those that are waited for.
+        ended: set when this process will not go on; it then waits for nobody.
     """
 
     rank: int
     world_size: int
     token: str
     timeout_secs: float
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def save_name(self, attempt: int) -> str:
         """Tells one save of a step from all others."""
@@ -144,7 +147,7 @@ def _follow(path: Path, snapshot: Snapshot, ranks: Ranks, attempt: int) -> None:
             _leave_failure(staging, ranks.rank, repr(error))
             raise
         # Rank 0 may wait for another rank this long; its word is better than silence.
-        patience = _Patience(1.25 * ranks.timeout_secs + 1, lambda: [staging])
+        patience = _Patience(ranks, 1.25 * ranks.timeout_secs + 1, lambda: [staging])
         while _identity(staging) == identity:
             if not patience.pause():
                 raise not_written(path, f"rank 0: not done within {patience.seconds:g} s, may have died")
@@ -155,7 +158,7 @@ def _follow(path: Path, snapshot: Snapshot, ranks: Ranks, attempt: int) -> None:
 @contextmanager
 def _joined(path: Path, staging: Path, ranks: Ranks) -> Iterator[tuple[int, int]]:
     """Wait for rank 0's folder and keep it open, so that its identity belongs to no other one."""
-    patience = _Patience(ranks.timeout_secs, list)
+    patience = _Patience(ranks, ranks.timeout_secs, list)
     while True:
         try:
             descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -227,7 +230,9 @@ def _await_records(staging: Path, step: int, ranks: Ranks) -> list[Shard]:
     """The shards of all other ranks, when all of them are on the disk."""
     found: dict[int, list[Shard]] = {}
     missing = list(range(1, ranks.world_size))
-    patience = _Patience(ranks.timeout_secs, lambda: [staging / _rank_folder(rank) for rank in missing])
+    patience = _Patience(
+        ranks, ranks.timeout_secs, lambda: [staging / _rank_folder(rank) for rank in missing]
+    )
     while missing:
         for rank in [rank for rank in missing if (staging / _record_name(rank)).exists()]:
             found[rank] = _read_record(staging / _record_name(rank), step, ranks, rank)
@@ -274,8 +279,9 @@ def _arrange(staging: Path, shards: list[Shard], files: list[FileRecord]) -> lis
 class _Patience:
     """Waits that end when nothing has changed below some folders for some time."""
 
-    def __init__(self, seconds: float, folders: Callable[[], list[Path]]) -> None:
+    def __init__(self, ranks: Ranks, seconds: float, folders: Callable[[], list[Path]]) -> None:
         self.seconds = seconds
+        self._ranks = ranks
         self._folders = folders
         self._seen = self._signs()
         self._since = self._looked = time.monotonic()
@@ -283,7 +289,8 @@ class _Patience:
 
     def pause(self) -> bool:
         """Sleep a little; False when it has been long enough."""
-        time.sleep(self._pause)
+        if self._ranks.ended.wait(self._pause):
+            raise CheckpointError(f"rank {self._ranks.rank}: the run has ended there")
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         now = time.monotonic()
         if now - self._looked > self.seconds / _LOOKS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -307,3 +309,33 @@ def test_a_map_that_is_not_there(snapshot, tmp_path):
 def test_a_checkpoint_without_weights(tmp_path):
     with pytest.raises(CheckpointError, match="no weights under 'model'"):
         restore(Snapshot(1, {"model": {"a": 3}}), model=net())
+
+
+@pytest.mark.parametrize("bounds", [None, [0, 2, 4]], ids=["row ranges", "slices of columns"])
+def test_a_table_in_several_files_goes_in_piece_by_piece(tmp_path, monkeypatch, cut, bounds):
+    ids = tuple(range(0, 60, 3))
+    table = rows(ids=ids, dim=4)
+    table = dataclasses.replace(table, states={"m": table.weights * np.float32(0.5), "t": np.array(9)})
+    parts = cut.row_wise(table, 3) if bounds is None else cut.column_wise(table, bounds)
+    snapshot = read_checkpoint(write_checkpoint(tmp_path / "c", Snapshot(3, {"model": {}}, parts)))
+    pieces = TableRows.pieces
+    monkeypatch.setattr(TableRows, "pieces", lambda self, rows: pieces(self, rows, max_rows=4))
+    sizes = []
+    engine = Tables(TableSpec("user", 50, 4), states=(("m", 4),))
+    take = engine.import_table
+    engine.import_table = lambda name, ids, weights: (sizes.append(len(ids)), take(name, ids, weights))
+    report = restore(snapshot, model=nn.Identity(), engine=engine, sparse_optimizer=engine)
+    assert engine.rows["user"] == {row: [row] * 4 for row in ids if row < 50}
+    assert engine.row_states["user"] == {row: [row / 2] * 4 for row in ids if row < 50}
+    assert engine.updates == {"user": 9}
+    assert sizes == [4, 4, 4, 4, 1]
+    assert (report.tables[0].rows, report.tables[0].dropped_rows) == (17, 3)
+
+
+def test_the_shapes_of_states_may_be_told_by_the_caller(snapshot):
+    """An optimizer that holds a part of each row knows the width of its part alone."""
+    engine = Tables(USER, ITEM, states=(("m", 1),))
+    shapes = {name: {"m": (2,), "t": ()} for name in ("user", "item")}
+    report = restore(snapshot, model=net(), engine=engine, sparse_optimizer=engine, state_shapes=shapes)
+    assert set(report.optimizer_restored) >= {"user", "item"}
+    assert engine.row_states["user"][5] == [2.5, 2.5]
