@@ -57,10 +57,3 @@ class ForeachOptimizer(EagerOptimizer):
             for part in [params] if group["foreach"] else [[p] for p in params]:
                 self.update(part, [p.grad for p in part], [self.state[p] for p in part], group)
         return loss
-
-
-def check_betas(beta1: float, beta2: float) -> None:
-    """Raises unless both are in [0, 1)."""
-    for name, value in (("beta1", beta1), ("beta2", beta2)):
-        if not 0 <= value < 1:
-            raise ValueError(f"{name} must be in [0, 1), got {value}")

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recgrad.optim.dense.foreach import ForeachOptimizer, check_betas
+from recgrad.optim.dense.foreach import ForeachOptimizer
+from recgrad.optim.dense.moments import check_moments, no_moments, update_moments
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 
 
@@ -33,32 +34,20 @@ class Lamb(ForeachOptimizer):
         weight_decay: float = 0.0,
         foreach: bool = True,
     ) -> None:
-        check_betas(beta1, beta2)
-        if not eps >= 0:
-            raise ValueError(f"eps must be at least 0, got {eps}")
+        check_moments(beta1, beta2, eps)
         defaults = {"lr": lr, "betas": (beta1, beta2), "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults, foreach=foreach)
 
     def init_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """No updates yet, m = v = 0."""
-        return {
-            "step": 0,
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
+        return no_moments(parameter)
 
     def update(
         self, params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]
     ) -> None:
         """One update."""
         beta1, beta2 = group["betas"]
-        m = [state["exp_avg"] for state in states]
-        v = [state["exp_avg_sq"] for state in states]
-        torch._foreach_lerp_(m, grads, 1 - beta1)
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, grads, grads, value=1 - beta2)
-        for state in states:
-            state["step"] += 1
+        m, v = update_moments(states, grads, group["betas"])
         # m̂/(√v̂+ε) = m·c/(√v + ε·√(1−β2^t)), with c = √(1−β2^t)/(1−β1^t).
         roots = [(1 - beta2 ** state["step"]) ** 0.5 for state in states]
         r = torch._foreach_sqrt(v)

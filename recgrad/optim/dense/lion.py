@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recgrad.optim.dense.foreach import ForeachOptimizer, check_betas
+from recgrad.optim.dense.foreach import ForeachOptimizer
+from recgrad.optim.dense.moments import check_betas
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recgrad.optim.dense.foreach import ForeachOptimizer, check_betas
+from recgrad.optim.dense.foreach import ForeachOptimizer
+from recgrad.optim.dense.moments import check_moments, decay_weights, no_moments, update_moments
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 
 
@@ -36,9 +37,7 @@ class NAdam(ForeachOptimizer):
         decoupled_weight_decay: bool = False,
         foreach: bool = True,
     ) -> None:
-        check_betas(beta1, beta2)
-        if not eps >= 0:
-            raise ValueError(f"eps must be at least 0, got {eps}")
+        check_moments(beta1, beta2, eps)
         if not momentum_decay >= 0:
             raise ValueError(f"momentum_decay must be at least 0, got {momentum_decay}")
         defaults = {
@@ -53,30 +52,17 @@ class NAdam(ForeachOptimizer):
 
     def init_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """No updates yet, m = v = 0, Πμ = 1."""
-        return {
-            "step": 0,
-            "mu_product": 1.0,
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
+        return {"mu_product": 1.0, **no_moments(parameter)}
 
     def update(
         self, params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]
     ) -> None:
         """One update."""
         beta1, beta2 = group["betas"]
-        if group["weight_decay"] and group["decoupled_weight_decay"]:
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        elif group["weight_decay"]:
-            grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
-        m = [state["exp_avg"] for state in states]
-        v = [state["exp_avg_sq"] for state in states]
-        torch._foreach_lerp_(m, grads, 1 - beta1)
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, grads, grads, value=1 - beta2)
+        grads = decay_weights(params, grads, group)
+        m, v = update_moments(states, grads, group["betas"])
         of_gradient, of_average, roots = [], [], []
         for state in states:
-            state["step"] += 1
             step = state["step"]
             mu, mu_next = (
                 beta1 * (1 - 0.5 * 0.96 ** (t * group["momentum_decay"])) for t in (step, step + 1)

@@ -90,12 +90,3 @@ def check_range(
             f"at least {low}" if high == float("inf") else f"in [{low}, {high}{')' if open_high else ']'}"
         )
         raise ValueError(f"{name} must be {bounds}, got {value}")
-
-
-def in_training(optimizer: Any) -> Optimizer:
-    """A schedule-free optimizer in its training mode, the one it must be in to make updates."""
-    optimizer.train()
-    made: Optimizer = optimizer
-    # It writes into the gradients, which must then be tensors of their own.
-    keep_gradients_contiguous(made)
-    return made

@@ -5,8 +5,8 @@ from __future__ import annotations
 from schedulefree import AdamWScheduleFree
 from torch.optim import Optimizer
 
-from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, check_range, in_training
-from recgrad.optim.eager import eager
+from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
+from recgrad.optim.dense.schedule_free import schedule_free
 
 
 @DENSE_OPTIMIZERS.register("schedule_free_adamw_optimizer")
@@ -38,21 +38,15 @@ def schedule_free_adamw(
         r: the power of t in the average.
         foreach: loop over operations (true) or over tensors (false).
     """
-    check_range("lr", lr, 0)
-    check_range("weight_decay", weight_decay, 0)
-    if not 0 < beta1 < 1:
-        raise ValueError(f"beta1 must be between 0 and 1, got {beta1}")
-    check_range("beta2", beta2, 0, 1, open_high=True)
-    return in_training(
-        eager(AdamWScheduleFree)(
-            params,
-            lr=lr,
-            betas=(beta1, beta2),
-            eps=eps,
-            weight_decay=weight_decay,
-            warmup_steps=warmup_steps,
-            r=r,
-            weight_lr_power=weight_lr_power,
-            foreach=foreach,
-        )
+    return schedule_free(
+        AdamWScheduleFree,
+        params,
+        lr=lr,
+        betas=(beta1, beta2),
+        eps=eps,
+        weight_decay=weight_decay,
+        warmup_steps=warmup_steps,
+        r=r,
+        weight_lr_power=weight_lr_power,
+        foreach=foreach,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from schedulefree import SGDScheduleFree
 from torch.optim import Optimizer
 
-from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, check_range, in_training
-from recgrad.optim.eager import eager
+from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
+from recgrad.optim.dense.schedule_free import schedule_free
 
 
 @DENSE_OPTIMIZERS.register("schedule_free_sgd_optimizer")
@@ -36,19 +36,14 @@ def schedule_free_sgd(
         r: the power of t in the average.
         foreach: loop over operations (true) or over tensors (false).
     """
-    check_range("lr", lr, 0)
-    check_range("weight_decay", weight_decay, 0)
-    if not 0 < momentum < 1:
-        raise ValueError(f"momentum must be between 0 and 1, got {momentum}")
-    return in_training(
-        eager(SGDScheduleFree)(
-            params,
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            warmup_steps=warmup_steps,
-            r=r,
-            weight_lr_power=weight_lr_power,
-            foreach=foreach,
-        )
+    return schedule_free(
+        SGDScheduleFree,
+        params,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        warmup_steps=warmup_steps,
+        r=r,
+        weight_lr_power=weight_lr_power,
+        foreach=foreach,
     )

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from recgrad.optim.dense.foreach import ForeachOptimizer, check_betas
+from recgrad.optim.dense.foreach import ForeachOptimizer
+from recgrad.optim.dense.moments import check_moments, no_moments
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 
 
@@ -47,11 +48,9 @@ class Soap(ForeachOptimizer):
         max_precondition_dim: int = 10000,
         foreach: bool = True,
     ) -> None:
-        check_betas(beta1, beta2)
+        check_moments(beta1, beta2, eps)
         if shampoo_beta is not None and not 0 <= shampoo_beta < 1:
             raise ValueError(f"shampoo_beta must be in [0, 1), got {shampoo_beta}")
-        if not eps >= 0:
-            raise ValueError(f"eps must be at least 0, got {eps}")
         if precondition_frequency < 1:
             raise ValueError(f"precondition_frequency must be at least 1, got {precondition_frequency}")
         defaults = {
@@ -73,11 +72,7 @@ class Soap(ForeachOptimizer):
 
     def init_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """m = v = 0 in the basis, L = R = 0 for the sides that are turned."""
-        state: dict[str, Any] = {
-            "step": 0,
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
+        state = no_moments(parameter)
         if parameter.ndim == 2:
             for side, size in zip("LR", parameter.shape):
                 if 0 < size <= group["max_precondition_dim"]:
