@@ -27,7 +27,8 @@ class TableRows:
         weights: [n, columns].
         states: optimizer states by name, each [n, width], or a scalar that belongs to the whole
             table, such as its number of updates. In a slice of columns, states of the columns
-            have its width, and states of whole rows, width 1, are the same in every slice.
+            have its width, and states of whole rows, width 1, are the same in every slice; in a
+            slice of one column, a state of width 1 is the column's.
         first_column: where a slice of columns begins.
         columns: how many columns it has; None is all of dim.
     """
@@ -76,11 +77,8 @@ class TableRows:
         if not self.is_slice and self.first_column == 0:
             return None
         stop = self.first_column + self.width
-        if self.first_column < 0 or stop > self.dim:
+        if not 0 <= self.first_column < stop <= self.dim:
             return f"columns {self.first_column} … {stop - 1} are not in 0 … {self.dim - 1}"
-        if self.width < 2:
-            # A state of width 1 could be of the column or of the whole row.
-            return f"a slice must have at least 2 columns, got {self.width}"
         for name, state in self.states.items():
             if state.ndim and state.shape[1] not in (1, self.width):
                 return f"state '{name}' of a slice must have width 1 or {self.width}, got {state.shape[1]}"
@@ -89,7 +87,7 @@ class TableRows:
     def is_wide(self, state: str) -> bool:
         """Whether a state has a number for each column, so that it is cut where the weights are."""
         shape = self.states[state].shape
-        return len(shape) == 2 and shape[1] == self.width > 1
+        return len(shape) == 2 and shape[1] == self.width and (self.is_slice or self.width > 1)
 
     def span(self, rows: Range | None) -> Range:
         """Where the rows with ids from rows[0] to before rows[1] lie."""

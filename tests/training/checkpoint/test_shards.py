@@ -261,8 +261,18 @@ def shifted(table: TableRows) -> np.ndarray:
     return ids
 
 
-def test_a_slice_of_one_column_is_refused(tmp_path, make_table, cut):
-    with pytest.raises(CheckpointError, match="a slice must have at least 2 columns, got 1"):
+def test_slices_of_one_column_have_states_of_the_column(tmp_path, make_table, cut):
+    table = make_table(dim=3)
+    table = replaced(table, states={name: table.states[name] for name in ("m", "t")})
+    for bounds in ([0, 2, 3], [0, 1, 2, 3]):
+        path = write_checkpoint(tmp_path / "c", Snapshot(1, {}, cut.column_wise(table, bounds)))
+        check_equal(arrays(read_checkpoint(path).tables[0]), arrays(table))
+        assert np.array_equal(read_table(path, "user", columns=(1, 3)).states["m"], table.states["m"][:, 1:])
+
+
+def test_a_slice_of_one_column_cannot_have_a_state_of_whole_rows(tmp_path, make_table, cut):
+    """Nothing tells it from a state of the column."""
+    with pytest.raises(CheckpointError, match=r"disagree on state 'v' \(float32 \[1\], float32 \[3\]\)"):
         write_checkpoint(tmp_path / "c", Snapshot(1, {}, cut.column_wise(make_table(dim=3), [0, 2, 3])))
 
 
