@@ -52,6 +52,7 @@ def segment_sum(values: Tensor, segments: Segments, weights: Tensor | None = Non
     """Σ over each row's positions of (weight ·) value, as [rows, width]; 0 for empty rows."""
     if weights is None:
         return _SegmentSum.apply(values, segments.offsets, segments.rows)  # type: ignore[no-any-return, no-untyped-call]
+    weights = weights.to(values.dtype)  # under autocast, scores come in half precision
     return _WeightedSum.apply(values, weights, segments.offsets, segments.rows)  # type: ignore[no-any-return, no-untyped-call]
 
 

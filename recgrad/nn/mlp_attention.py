@@ -119,7 +119,7 @@ class _Attention(torch.autograd.Function):
         sequence, outs = tensors[1], [tensors[3].shape[0], *(w.shape[0] for w in tensors[6::2])]
         rows = len(sequence) + SLACK * len(blocks.blocks) if keep else blocks.tasks * blocks.room
         values = [sequence.new_empty(rows, _row_bytes(width) // 4) for width in outs]
-        weights, out = sequence.new_empty(len(sequence)), torch.empty_like(tensors[0])
+        weights, out = sequence.new_empty(len(sequence)), sequence.new_empty(tensors[0].shape)
         arguments = _Arguments(blocks, tensors, values, weights, keep=keep)
         arguments.set(k.OUT, out)
         arguments.launch(k.SCORE_KERNEL)

@@ -126,6 +126,17 @@ def test_batches_without_any_position(name):
     out.sum().backward()
 
 
+@pytest.mark.parametrize("name", sorted(PARAMS))
+def test_mixed_precision_trains(name, inputs):
+    encoder = make(name).float()
+    query, sequence = (x.float().requires_grad_() for x in inputs[:2])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = encoder(query, sequence, inputs[2])
+        out.float().square().sum().backward()
+    assert out.isfinite().all()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in [sequence, *encoder.parameters()])
+
+
 def test_padding_is_never_seen():
     """Batch norm of the attention MLP counts positions that exist only."""
     encoder = make("din_encoder", attn_mlp={"hidden_units": [6], "use_bn": True})

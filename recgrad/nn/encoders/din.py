@@ -62,7 +62,7 @@ class DINEncoder(SequenceEncoder):
         both = torch.cat([sequence, repeat_rows(query, segments) * sequence], dim=1)
         hidden = F.linear(both, torch.cat([of_sequence, of_product], dim=1)) + repeat_rows(per_row, segments)
         scores = self.score(self.mlp.after_first(hidden)).squeeze(1)
-        return segment_sum(sequence, segments, segment_softmax(scores, segments))
+        return segment_sum(sequence, segments, segment_softmax(scores.to(sequence.dtype), segments))
 
 
 def _fits_kernels(*tensors: Tensor) -> bool:
