@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from recgrad.training.checkpoint import CheckpointManager, Snapshot, TableRows
+from recgrad.training.checkpoint import CheckpointManager, Snapshot, TableRows, read_checkpoint
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -117,6 +118,28 @@ def save_together(group: Sequence[CheckpointManager], step, tree, tables) -> Non
         manager.wait()
 
 
+def filled(step: int, rank: int, world_size: int, rows: int = 40) -> list[TableRows]:
+    """A rank's rows and its slice of columns, all values the step."""
+    ids = np.arange(rank * rows, (rank + 1) * rows)
+    values = np.full((rows, 4), step, np.float32)
+    by_row = TableRows("rows", rows * world_size, 4, ids, values, {"m": values})
+    dim = 2 * world_size
+    values = np.full((rows, 2), step, np.float32)
+    by_column = TableRows("columns", rows, dim, np.arange(rows), values, {}, 2 * rank, 2)
+    return [by_row, by_column]
+
+
+def check_whole(path: Path, world_size: int, rows: int = 40) -> int:
+    snapshot = read_checkpoint(path)
+    assert snapshot.tree == {"n": snapshot.step}
+    columns, by_row = snapshot.tables
+    assert columns.weights.shape == (rows, 2 * world_size)
+    assert by_row.touched_rows == rows * world_size
+    for table in snapshot.tables:
+        assert np.all(table.weights == snapshot.step)
+    return snapshot.step
+
+
 @pytest.fixture
 def cut() -> SimpleNamespace:
     """Tables in shards, and ranks that save them."""
@@ -124,6 +147,8 @@ def cut() -> SimpleNamespace:
         row_wise=row_wise,
         column_wise=column_wise,
         rows_of=rows_of,
+        filled=filled,
+        check_whole=check_whole,
         managers=managers,
         save_together=save_together,
     )

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import os
-import random
-import signal
 import threading
 import time
-import traceback
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,28 +28,6 @@ from recgrad.training.checkpoint.staging import shared_folder
 
 def hidden(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name.startswith("."))
-
-
-def filled(step: int, rank: int, world_size: int, rows: int = 40) -> list[TableRows]:
-    """A rank's rows and its slice of columns, all values the step."""
-    ids = np.arange(rank * rows, (rank + 1) * rows)
-    values = np.full((rows, 4), step, np.float32)
-    by_row = TableRows("rows", rows * world_size, 4, ids, values, {"m": values})
-    dim = 2 * world_size
-    values = np.full((rows, 2), step, np.float32)
-    by_column = TableRows("columns", rows, dim, np.arange(rows), values, {}, 2 * rank, 2)
-    return [by_row, by_column]
-
-
-def check_whole(path: Path, world_size: int, rows: int = 40) -> int:
-    snapshot = read_checkpoint(path)
-    assert snapshot.tree == {"n": snapshot.step}
-    columns, by_row = snapshot.tables
-    assert columns.weights.shape == (rows, 2 * world_size)
-    assert by_row.touched_rows == rows * world_size
-    for table in snapshot.tables:
-        assert np.all(table.weights == snapshot.step)
-    return snapshot.step
 
 
 def errors_of(group) -> list[str]:
@@ -110,27 +84,27 @@ def test_ranks_may_come_in_any_order(tmp_path, cut, order):
     group = cut.managers(tmp_path, 3)
     for step in (1, 2):
         for rank in order:
-            group[rank].save(Snapshot(step, {"n": step} if rank == 0 else {}, filled(step, rank, 3)))
+            group[rank].save(Snapshot(step, {"n": step} if rank == 0 else {}, cut.filled(step, rank, 3)))
             time.sleep(0.05)
-        assert step == 1 or check_whole(group[0].path(1), 3) == 1
+        assert step == 1 or cut.check_whole(group[0].path(1), 3) == 1
     for manager in group:
         manager.wait()
-    assert check_whole(group[0].path(2), 3) == 2
+    assert cut.check_whole(group[0].path(2), 3) == 2
     assert sorted(os.listdir(tmp_path)) == ["model.ckpt-1", "model.ckpt-2"]
 
 
 def test_no_rank_is_done_before_the_checkpoint_is_published(tmp_path, cut):
     group = cut.managers(tmp_path, 3)
     for rank in (0, 1):
-        group[rank].save(Snapshot(1, {"n": 1}, filled(1, rank, 3)))
+        group[rank].save(Snapshot(1, {"n": 1}, cut.filled(1, rank, 3)))
     done = threading.Event()
     waiter = threading.Thread(target=lambda: (group[1].wait(), done.set()))
     waiter.start()
     assert not done.wait(0.4)
     assert group[0].steps() == []
-    group[2].save(Snapshot(1, {}, filled(1, 2, 3)))
+    group[2].save(Snapshot(1, {}, cut.filled(1, 2, 3)))
     waiter.join(30)
-    assert check_whole(group[1].path(1), 3) == 1
+    assert cut.check_whole(group[1].path(1), 3) == 1
     group[0].wait()
     group[2].wait()
 
@@ -138,7 +112,7 @@ def test_no_rank_is_done_before_the_checkpoint_is_published(tmp_path, cut):
 def test_saving_a_step_again_replaces_it_on_all_ranks(tmp_path, cut):
     group = cut.managers(tmp_path, 2)
     for shift in (0, 5):
-        tables = [filled(1 + shift, rank, 2) for rank in range(2)]
+        tables = [cut.filled(1 + shift, rank, 2) for rank in range(2)]
         cut.save_together(group, 1, {"n": shift}, tables)
     assert read_checkpoint(group[0].path(1)).tree == {"n": 5}
     assert np.all(read_table(group[0].path(1), "rows").weights == 6)
@@ -148,7 +122,7 @@ def test_saving_a_step_again_replaces_it_on_all_ranks(tmp_path, cut):
 def test_only_rank_0_removes_and_marks(tmp_path, cut):
     group = cut.managers(tmp_path, 2, keep_max=1)
     for step in (1, 2, 3):
-        cut.save_together(group, step, {"n": step}, [filled(step, rank, 2) for rank in range(2)])
+        cut.save_together(group, step, {"n": step}, [cut.filled(step, rank, 2) for rank in range(2)])
         group[1].mark_best(step)
         assert group[0].best() == (None if step == 1 else 1)
         if step == 1:
@@ -169,14 +143,14 @@ def test_a_rank_whose_disk_is_full_fails_the_save_on_all(tmp_path, cut, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(ranks_module, "write_rows", full)
         for rank, manager in enumerate(group):
-            manager.save(Snapshot(1, {"n": 1}, filled(1, rank, 3)))
+            manager.save(Snapshot(1, {"n": 1}, cut.filled(1, rank, 3)))
         start = time.monotonic()
         for message in errors_of(group):
             assert f"model.ckpt-1: the checkpoint could not be written (rank {failing}: No space" in message
         assert time.monotonic() - start < 20, "somebody has waited for the timeout"
     assert group[0].steps() == []
-    cut.save_together(group, 1, {"n": 1}, [filled(1, rank, 3) for rank in range(3)])
-    assert check_whole(group[0].path(1), 3) == 1
+    cut.save_together(group, 1, {"n": 1}, [cut.filled(1, rank, 3) for rank in range(3)])
+    assert cut.check_whole(group[0].path(1), 3) == 1
     assert hidden(tmp_path) == []
 
 
@@ -189,7 +163,7 @@ def test_a_disk_without_space_for_a_word_about_it(tmp_path, cut, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ranks_module, "write_file_atomically", full)
         for rank, manager in enumerate(group):
-            manager.save(Snapshot(1, {"n": 1}, filled(1, rank, 2)))
+            manager.save(Snapshot(1, {"n": 1}, cut.filled(1, rank, 2)))
         first, second = errors_of(group)
     assert "(rank 1: failed, and had no space to say why)" in first
     assert "(rank 1: No space left on device)" in second
@@ -199,7 +173,7 @@ def test_a_disk_without_space_for_a_word_about_it(tmp_path, cut, monkeypatch):
 def test_an_error_of_the_program_on_one_rank_fails_the_save_on_all(tmp_path, cut, monkeypatch):
     group = cut.managers(tmp_path, 2)
     monkeypatch.setattr(ranks_module, "describe_shard", lambda *_: 1 / 0)
-    group[1].save(Snapshot(1, {}, filled(1, 1, 2)))
+    group[1].save(Snapshot(1, {}, cut.filled(1, 1, 2)))
     group[0].save(Snapshot(1, {"n": 1}, []))
     assert all("ZeroDivisionError" in message for message in errors_of(group))
     assert group[0].steps() == []
@@ -208,7 +182,7 @@ def test_an_error_of_the_program_on_one_rank_fails_the_save_on_all(tmp_path, cut
 def test_a_tree_that_cannot_be_stored_fails_the_save_on_all(tmp_path, cut):
     group = cut.managers(tmp_path, 2)
     for rank, manager in enumerate(group):
-        manager.save(Snapshot(1, {"n": {1, 2}}, filled(1, rank, 2)))
+        manager.save(Snapshot(1, {"n": {1, 2}}, cut.filled(1, rank, 2)))
     assert all("a set cannot be stored" in message for message in errors_of(group))
 
 
@@ -234,7 +208,7 @@ def test_a_model_dir_that_is_a_file_fails_on_all(tmp_path, cut):
 def test_a_rank_that_does_not_come_is_named_on_all(tmp_path, cut):
     group = cut.managers(tmp_path, 4, timeout_secs=0.6)
     for rank in (0, 1, 3):
-        group[rank].save(Snapshot(1, {"n": 1}, filled(1, rank, 4)))
+        group[rank].save(Snapshot(1, {"n": 1}, cut.filled(1, rank, 4)))
     for message in errors_of([group[rank] for rank in (0, 1, 3)]):
         assert "model.ckpt-1: " in message
         assert "(rank 2: not done within 0.6 s, may have died)" in message
@@ -243,14 +217,14 @@ def test_a_rank_that_does_not_come_is_named_on_all(tmp_path, cut):
 
 def test_without_rank_0_the_others_give_up(tmp_path, cut):
     _, other = cut.managers(tmp_path, 2, timeout_secs=0.3)
-    other.save(Snapshot(1, {}, filled(1, 1, 2)))
+    other.save(Snapshot(1, {}, cut.filled(1, 1, 2)))
     assert "(rank 0: not begun within 0.3 s, may have died)" in errors_of([other])[0]
 
 
 def test_when_rank_0_dies_in_a_save_the_others_give_up(tmp_path, cut):
     _, other = cut.managers(tmp_path, 2, timeout_secs=0.4)
     shared_folder(tmp_path / "model.ckpt-1", "run-1-0").mkdir()
-    other.save(Snapshot(1, {}, filled(1, 1, 2)))
+    other.save(Snapshot(1, {}, cut.filled(1, 1, 2)))
     assert "(rank 0: not done within 1.5 s, may have died)" in errors_of([other])[0]
 
 
@@ -281,13 +255,13 @@ def test_leftovers_of_a_killed_run_are_neither_taken_nor_kept(tmp_path, cut):
         (old / f"rank-0000{rank}.json").write_text(json.dumps(record))
     group = cut.managers(tmp_path, 3)
     for rank in (2, 1):
-        group[rank].save(Snapshot(1, {}, filled(1, rank, 3)))
+        group[rank].save(Snapshot(1, {}, cut.filled(1, rank, 3)))
     time.sleep(0.2)
     assert old.is_dir(), "only rank 0 may remove what is left"
-    group[0].save(Snapshot(1, {"n": 1}, filled(1, 0, 3)))
+    group[0].save(Snapshot(1, {"n": 1}, cut.filled(1, 0, 3)))
     for manager in group:
         manager.wait()
-    assert check_whole(group[0].path(1), 3) == 1
+    assert cut.check_whole(group[0].path(1), 3) == 1
     assert os.listdir(tmp_path) == ["model.ckpt-1"]
 
 
@@ -332,108 +306,3 @@ def test_a_token_that_was_used_before_is_refused(tmp_path, cut):
 def test_arguments_that_make_no_sense_are_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         CheckpointManager(tmp_path, **options)
-
-
-def in_child(work) -> int:
-    """Run in a forked process; its id."""
-    process = os.fork()
-    if process:
-        return process
-    try:
-        work()
-        os._exit(0)
-    except CheckpointError:
-        os._exit(3)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(1)
-
-
-@pytest.mark.parametrize("done", [False, True], ids=["before its record", "after its record"])
-def test_a_rank_that_dies(tmp_path, cut, monkeypatch, done):
-    first, second = cut.managers(tmp_path, 2, timeout_secs=1.0 if not done else 30.0)
-    write_record = ranks_module._write_record
-
-    def die(*arguments):
-        if done:
-            write_record(*arguments)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def save():
-        ranks_module._write_record = die
-        second.save(Snapshot(1, {}, filled(1, 1, 2)), block=True)
-
-    process = in_child(save)
-    first.save(Snapshot(1, {"n": 1}, filled(1, 0, 2)))
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
-    if done:
-        first.wait()
-        assert check_whole(first.path(1), 2) == 1
-        assert hidden(tmp_path) == []
-    else:
-        with pytest.raises(CheckpointError, match=r"rank 1: not done within 1 s, may have died"):
-            first.wait()
-        assert first.steps() == []
-        cut.save_together(
-            cut.managers(tmp_path, 2, token="b"), 1, {"n": 1}, [filled(1, r, 2) for r in range(2)]
-        )
-        assert os.listdir(tmp_path) == ["model.ckpt-1"]
-
-
-@pytest.mark.parametrize("ending", [0, 1])
-def test_a_process_that_ends_waits_for_nobody(tmp_path, cut, ending):
-    group = cut.managers(tmp_path, 3)
-    for rank in (0, 1):
-        group[rank].save(Snapshot(1, {"n": 1}, filled(1, rank, 3)))
-    time.sleep(0.1)
-    group[ending].give_up()
-    with pytest.raises(CheckpointError, match=f"rank {ending}: the run has ended there"):
-        group[ending].wait()
-    if ending == 0:
-        assert "rank 0: the run has ended there" in errors_of([group[1]])[0]
-    else:
-        group[2].save(Snapshot(1, {}, filled(1, 2, 3)), block=True)
-        group[0].wait()
-        assert check_whole(group[0].path(1), 3) == 1
-
-
-ROWS = 4_000
-
-
-def save_forever(folder: Path, rank: int, token: str, first: int) -> None:
-    manager = CheckpointManager(folder, keep_max=3, rank=rank, world_size=3, token=token, timeout_secs=3)
-    for step in range(first, first + 10_000):
-        manager.save(Snapshot(step, {"n": step} if rank == 0 else {}, filled(step, rank, 3, ROWS)))
-
-
-@pytest.mark.slow
-def test_one_of_three_processes_is_killed_at_any_moment(tmp_path):
-    """What has a name is whole, the others end with an error, and the next run goes on."""
-    rng = random.Random(0)
-    newest, torn = 0, 0
-    for attempt in range(10):
-        token = f"start-{attempt}"
-        processes = [
-            in_child(functools.partial(save_forever, tmp_path, rank, token, newest + 1)) for rank in range(3)
-        ]
-        time.sleep(rng.uniform(0.05, 0.3))
-        victim = processes[attempt % 3]
-        os.kill(victim, signal.SIGKILL)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]
-        assert [codes[rank] for rank in range(3) if rank != attempt % 3] == [3, 3]
-        assert codes[attempt % 3] == -signal.SIGKILL
-        torn += bool(hidden(tmp_path))
-        manager = CheckpointManager(tmp_path)
-        for step in manager.steps():
-            assert check_whole(manager.path(step), 3, ROWS) == step
-        newest = manager.steps()[-1] if manager.steps() else 0
-    assert newest > 10
-    assert torn > 5
-    group = [CheckpointManager(tmp_path, rank=rank, world_size=3, token="last") for rank in range(3)]
-    for rank, manager in enumerate(group):
-        manager.save(Snapshot(10**6, {"n": 10**6}, filled(10**6, rank, 3)))
-    for manager in group:
-        manager.wait()
-    assert check_whole(group[0].latest(), 3) == 10**6
-    assert hidden(tmp_path) == []
