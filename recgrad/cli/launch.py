@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -23,7 +22,6 @@ HOST = "127.0.0.1"
 LOOK_SECS = 0.05
 # The others of a rank that failed notice at once and end by themselves, unless they hang.
 END_SECS = 30.0
-PR_SET_PDEATHSIG = 1
 
 
 def launch(command: Sequence[str], nproc: int, *, max_restarts: int = 0, go_on: str = "") -> int:
@@ -151,13 +149,7 @@ def _start_process(command: Sequence[str], variables: Mapping[str, object]) -> s
         stdin=subprocess.DEVNULL,
         # Else Ctrl-C would reach the processes twice: from the terminal and from here.
         start_new_session=True,
-        preexec_fn=_end_with_parent if sys.platform.startswith("linux") else None,
     )
-
-
-def _end_with_parent() -> None:
-    """Have the kernel ask this process to stop when the launcher is killed."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _serve_board(listener: socket.socket, nproc: int, restarts: int) -> Board:

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 import torch.distributed as dist
 
 from recgrad.training.processes.board import Beat, Board, Failure, known
-from recgrad.training.processes.heartbeat import EVERY_SECS, is_gone
+from recgrad.training.processes.heartbeat import MANY_EVERY_SECS, is_gone
 
 # Long enough for a living process to give its next sign of life, were it busy for a while.
-SILENCE_SECS = 3 * EVERY_SECS
+SILENCE_SECS = 3 * MANY_EVERY_SECS
 LOOK_SECS = 0.1
 # What gloo says in a plain RuntimeError; everything else raises a DistError.
 TIMED_OUT = re.compile(

@@ -20,7 +20,15 @@ from recgrad.errors import ProcessError, RecgradError
 from recgrad.training.processes.blame import comes_from_a_peer, find_cause, first_line
 from recgrad.training.processes.board import ANSWER_SECS, Board, Failure, connect, known
 from recgrad.training.processes.environment import Environment, read_environment
-from recgrad.training.processes.heartbeat import Heartbeat, Pulse, host_identity, is_gone
+from recgrad.training.processes.heartbeat import (
+    EVERY_SECS,
+    MANY_EVERY_SECS,
+    MANY_RANKS,
+    Heartbeat,
+    Pulse,
+    host_identity,
+    is_gone,
+)
 
 DEFAULT_TIMEOUT_SECS = 600.0
 BUCKET_BYTES = 32 * 2**20
@@ -134,7 +142,11 @@ class _Group(Processes):
         self._hosts_store = self.is_main and not environment.agent_store
         self._board = Board(self._store, self.world_size, self.restarts)
         self._heartbeat = Heartbeat(
-            self._pulse, self._second_board, None if environment.agent_store or self.is_main else 0
+            self._pulse,
+            self._second_board,
+            every_secs=EVERY_SECS if self.world_size <= MANY_RANKS else MANY_EVERY_SECS,
+            watch=None if environment.agent_store or self.is_main else 0,
+            launched=environment.agent_store,
         )
 
     def open(self) -> None:
@@ -153,6 +165,14 @@ class _Group(Processes):
     def leave(self) -> None:
         """Wait until all ranks have done their work, however long one takes."""
         self.doing("done")
+        try:
+            self._wait_until_done()
+        except dist.DistError:
+            # The launcher is gone and its store with it; what there was to do is done all the same.
+            if not self.environment.agent_store:
+                raise
+
+    def _wait_until_done(self) -> None:
         self._board.add("done")
         pause, looked = 0.005, time.monotonic()
         while self._board.add("done", 0) < self.world_size:
@@ -184,7 +204,7 @@ class _Group(Processes):
         while time.monotonic() < deadline and self._board.add("closed", 0) < self.world_size:
             if all(is_gone(beat) for beat in others):
                 return
-            time.sleep(LOOK_SECS / 100)
+            time.sleep(0.02)
 
     @contextmanager
     def guard(self) -> Iterator[None]:

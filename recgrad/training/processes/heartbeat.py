@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
 from recgrad.training.processes.board import Beat, Board
 
-EVERY_SECS = 1.0
+EVERY_SECS = 0.25
+# One store hears all ranks: many of them speak less often.
+MANY_RANKS = 64
+MANY_EVERY_SECS = 1.0
 # Where a frame on top means that the process waits for others.
 COLLECTIVES = (f"torch{os.sep}distributed{os.sep}", f"torchrec{os.sep}distributed{os.sep}")
 OWN_CODE = f"{os.sep}recgrad{os.sep}"
@@ -27,6 +32,7 @@ class Pulse:
         self._now: tuple[str, float, int] = ("starting", time.time(), 0)
         self._number = 0
         self._thread = threading.get_ident()
+        self._started = start_ticks(os.getpid())
 
     def doing(self, what: str) -> None:
         """Say what the process does from now on."""
@@ -46,7 +52,7 @@ class Pulse:
             rank=self.rank,
             host=host_identity(),
             pid=os.getpid(),
-            started=start_ticks(os.getpid()),
+            started=self._started,
             number=self._number,
             at=time.time(),
             doing=what,
@@ -58,14 +64,28 @@ class Pulse:
 
 
 class Heartbeat:
-    """Leaves a sign of life each second through a connection of its own."""
+    """Leaves signs of life through a connection of its own, so that it never waits for the main one."""
 
-    def __init__(self, pulse: Pulse, board: Callable[[], Board], watch: int | None = None) -> None:
-        """`board` connects; `watch` is a rank whose last sign of life is kept here as well."""
+    def __init__(
+        self,
+        pulse: Pulse,
+        board: Callable[[], Board],
+        *,
+        every_secs: float,
+        watch: int | None = None,
+        launched: bool = False,
+    ) -> None:
+        """`board` connects; `watch` is a rank whose last sign of life is kept here as well.
+
+        A rank that was `launched` is asked to stop, as by SIGTERM, when its launcher is gone.
+        """
         self.seen: Beat | None = None
         self._pulse = pulse
         self._board = board
+        self._every_secs = every_secs
         self._watch = watch
+        self._launched = launched
+        self._parent = os.getppid()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recgrad-heartbeat", daemon=True)
         self._thread.start()
@@ -73,7 +93,7 @@ class Heartbeat:
     def stop(self) -> None:
         """End the thread."""
         self._stopped.set()
-        self._thread.join(timeout=2 * EVERY_SECS)
+        self._thread.join(timeout=2 * MANY_EVERY_SECS)
 
     def _run(self) -> None:
         try:
@@ -82,14 +102,16 @@ class Heartbeat:
                 board.beat(self._pulse.beat())
                 if self._watch is not None:
                     self.seen = board.beat_of(self._watch) or self.seen
-                if self._stopped.wait(EVERY_SECS):
+                if self._stopped.wait(self._every_secs):
                     return
         except Exception:
-            # The store is gone, and with it whoever would read the sign. What that means for the
-            # run is for its collectives to find out.
-            return
+            # The store is gone, and with it whoever would read the sign. A run whose launcher was
+            # killed must not go on unseen; the rest is for its collectives to find out.
+            if self._launched and os.getppid() != self._parent and not self._stopped.is_set():
+                os.kill(os.getpid(), signal.SIGTERM)
 
 
+@cache
 def host_identity() -> str:
     """The machine and its space of process ids: equal for processes that can see each other."""
     try:
