@@ -96,6 +96,7 @@ finish(work)
         assert result["broadcast"] == [0, "of rank 0"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_late_is_named_with_what_it_does() -> None:
     program = """
 def work(p):
@@ -156,6 +157,7 @@ finish(work, timeout_secs=300)
         assert said(results[rank][1]) == echo
 
 
+@pytest.mark.slow
 def test_an_error_of_all_ranks_is_reported_once() -> None:
     program = """
 def work(p):
@@ -168,6 +170,7 @@ finish(work)
     assert [message for _, reported, message in spoken if not reported] == ["no such file"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_is_named() -> None:
     program = """
 if os.environ["RANK"] == "1":
@@ -179,6 +182,7 @@ finish(lambda p: None)
     assert said(results[0][1])[2].startswith("rank 1 did not come within 3 s, nor show at all")
 
 
+@pytest.mark.slow
 def test_a_rank_may_take_longer_than_the_timeout_once_the_others_are_done() -> None:
     program = """
 def work(p):
@@ -190,6 +194,7 @@ finish(work)
     assert [code for code, _, _ in run_ranks(program, 2)] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_port_in_use_and_a_master_out_of_reach_are_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -221,6 +226,7 @@ def start_launcher(program: str, max_restarts: int = 0) -> subprocess.Popen[str]
     )
 
 
+@pytest.mark.slow
 def test_the_launcher_names_a_killed_rank_and_starts_again(tmp_path: Path) -> None:
     program = f"""
 def work(p):
@@ -244,6 +250,7 @@ finish(work, timeout_secs=30)
     )
 
 
+@pytest.mark.slow
 def test_the_launcher_says_how_to_go_on_without_a_restart_left() -> None:
     program = """
 def work(p):
@@ -298,6 +305,7 @@ def test_a_signal_to_the_launcher_stops_all_ranks_once(number: int, code: int) -
     assert errors == ""
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_rank_stops_all_and_is_no_reason_to_start_again() -> None:
     launcher = start_launcher(STOPPING.replace("SAVE_SECS", "0.1"), max_restarts=1)
     os.kill(await_ranks(launcher)[1], signal.SIGTERM)
@@ -306,6 +314,7 @@ def test_a_signal_to_one_rank_stops_all_and_is_no_reason_to_start_again() -> Non
     assert launcher.returncode == 143
 
 
+@pytest.mark.slow
 def test_a_second_signal_kills() -> None:
     launcher = start_launcher(STOPPING.replace("SAVE_SECS", "30"))
     await_ranks(launcher)
@@ -318,6 +327,7 @@ def test_a_second_signal_kills() -> None:
     assert launcher.returncode == 143
 
 
+@pytest.mark.slow
 def test_ranks_stop_by_themselves_when_the_launcher_is_killed() -> None:
     launcher = start_launcher(STOPPING.replace("SAVE_SECS", "0.1"))
     await_ranks(launcher)
