@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from recgrad.cli.command import COMMANDS, Command
+from recgrad.cli.command import COMMANDS, Command, heavy_imports
 from recgrad.cli.run_flags import add_config_arguments, config_path
 from recgrad.errors import RecgradError
 
@@ -35,7 +35,8 @@ class Check(Command):
         path = config_path(args, "check")
         if args.sample_rows < 1:
             raise RecgradError(f"recgrad check --sample_rows: must be at least 1, got {args.sample_rows}")
-        from recgrad.training.preflight import check_everything
+        with heavy_imports():
+            from recgrad.training.preflight import check_everything
 
         report = check_everything(
             path,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import gc
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from recgrad.registry import Registry
 
@@ -22,6 +25,18 @@ class Command(ABC):
     @abstractmethod
     def run(self, args: argparse.Namespace) -> int:
         """Do it; returns the exit code."""
+
+
+@contextmanager
+def heavy_imports() -> Iterator[None]:
+    """Imports in here run without garbage collection: it would look at a million objects that all stay."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 COMMANDS: Registry[type[Command]] = Registry("command", "recgrad.cli")

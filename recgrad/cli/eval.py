@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from recgrad.cli.command import COMMANDS, Command
+from recgrad.cli.command import COMMANDS, Command, heavy_imports
 from recgrad.cli.run_flags import add_config_arguments, config_path
 
 
@@ -24,8 +24,9 @@ class Eval(Command):
         import json
         from pathlib import Path
 
-        from recgrad.training.run import evaluate
-        from recgrad.training.runtime import keep_freed_memory, use_all_cores
+        with heavy_imports():
+            from recgrad.training.run import evaluate
+            from recgrad.training.runtime import keep_freed_memory, use_all_cores
 
         keep_freed_memory()
         use_all_cores(args.num_threads)

@@ -9,7 +9,7 @@ import shlex
 import sys
 import warnings
 
-from recgrad.cli.command import COMMANDS, Command
+from recgrad.cli.command import COMMANDS, Command, heavy_imports
 from recgrad.cli.launch import launch
 from recgrad.cli.run_flags import add_config_arguments, config_path
 from recgrad.errors import RecgradError
@@ -56,9 +56,10 @@ class Train(Command):
         check_processes(args)
         if args.nproc is not None:
             return launch_train(args)
-        from recgrad.training.processes import read_environment
-        from recgrad.training.run import train
-        from recgrad.training.runtime import available_cores, keep_freed_memory, use_all_cores
+        with heavy_imports():
+            from recgrad.training.processes import read_environment
+            from recgrad.training.run import train
+            from recgrad.training.runtime import available_cores, keep_freed_memory, use_all_cores
 
         environment = read_environment()
         if environment.rank != 0:
@@ -129,5 +130,6 @@ def command_line(args: argparse.Namespace) -> list[str]:
 
 def speak_of_errors_only() -> None:
     """Leave it to rank 0 to say what all ranks would."""
-    logging.getLogger("recgrad").setLevel(logging.ERROR)
+    for name in ("recgrad", "torch", "torchrec"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     warnings.showwarning = lambda *_, **__: None

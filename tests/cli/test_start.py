@@ -1,0 +1,85 @@
+"""What a command imports: a user waits for it every time."""
+
+import gc
+import json
+import subprocess
+import sys
+
+import pytest
+
+from recgrad.cli.command import heavy_imports
+from recgrad.config import load_config, save_config
+from recgrad.data.synth import write_synth
+
+# Slow to import, the first two about as slow as torch.
+NOT_FOR_A_RUN = [
+    "torchmetrics",
+    "torch._dynamo",
+    "torch._inductor",
+    "matplotlib",
+    "scipy.signal",
+    "sklearn",
+    "sympy",
+    "torchrec",
+    "fbgemm_gpu",
+]
+
+SCRIPT = """
+import json, sys
+from recgrad.cli.main import main
+try:
+    code = main(sys.argv[2:])
+except SystemExit as stopped:
+    code = stopped.code
+print(json.dumps([code, [name for name in json.loads(sys.argv[1]) if name in sys.modules]]))
+"""
+
+
+def imported(names: list[str], *arguments: str) -> list[str]:
+    """Those of the names that a command has imported when it is done."""
+    command = [sys.executable, "-c", SCRIPT, json.dumps(names), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    code, found = json.loads(done.stdout.splitlines()[-1])
+    assert code == 0, done.stderr
+    return found
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("start")
+    write_synth(folder, 2_000)
+    made = load_config(folder / "deepfm.config")
+    made.train_config.ClearField("num_epochs")
+    made.train_config.num_steps = 1
+    save_config(made, folder / "one_step.config")
+    return folder / "one_step.config"
+
+
+def test_help_imports_nothing_heavy():
+    assert imported(["torch", "numpy", "numba", "pyarrow", "google.protobuf", "rich"], "--help") == []
+
+
+def test_a_run_imports_nothing_that_it_does_not_need(config, tmp_path):
+    assert imported(NOT_FOR_A_RUN, "train", str(config), "--model_dir", str(tmp_path / "model")) == []
+
+
+def test_tensorboard_is_imported_only_by_runs_that_write_for_it(config, tmp_path):
+    quiet = ["--edit_config_json", json.dumps({"train_config.use_tensorboard": False})]
+    arguments = ["train", str(config), "--model_dir", str(tmp_path / "model"), *quiet]
+    assert imported(["tensorboard"], *arguments) == []
+
+
+def test_a_check_imports_nothing_that_it_does_not_need(config):
+    assert imported([*NOT_FOR_A_RUN, "tensorboard"], "check", str(config)) == []
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_garbage_collection_is_afterwards_as_it_was(collecting):
+    was = gc.isenabled()
+    (gc.enable if collecting else gc.disable)()
+    try:
+        with heavy_imports():
+            assert not gc.isenabled()
+        assert gc.isenabled() == collecting
+    finally:
+        (gc.enable if was else gc.disable)()
