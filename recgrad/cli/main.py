@@ -57,6 +57,7 @@ def speak_plainly() -> None:
     logger.setLevel(logging.INFO)
     if not logging.root.handlers and not logger.handlers:
         logger.addHandler(PlainLine())
+        logger.propagate = False  # TorchRec gives the root logger a handler when it is imported
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
 
 
