@@ -141,7 +141,10 @@ class DSSM(Model):
 
 def own_first(matrix: Tensor) -> Tensor:
     """A square matrix with each row's diagonal element moved to column 0, the others in order."""
-    size = matrix.shape[0]
+    size, own = matrix.shape[0], matrix.diagonal().unsqueeze(1)
+    if size < 2:
+        # No row has another; column 0 is there also without rows.
+        return own
     # Without its first element a flat square matrix has the diagonal at every (size + 1)-th place.
     others = matrix.flatten()[1:].view(size - 1, size + 1)[:, :-1].reshape(size, size - 1)
-    return torch.cat([matrix.diagonal().unsqueeze(1), others], dim=1)
+    return torch.cat([own, others], dim=1)

@@ -58,7 +58,8 @@ class SelfAttentionEncoder(SequenceEncoder):
         # and its output is dropped below.
         mask = mask & (places > 0)
         projected = self.query(padded), self.key(padded), self.value(padded)
-        attended, _ = self.attention(*projected, key_padding_mask=mask, need_weights=False)
+        # torch cannot shape a mask of no rows.
+        attended, _ = self.attention(*projected, key_padding_mask=mask if rows else None, need_weights=False)
         exists = (places < segments.lengths.unsqueeze(1)).to(attended.dtype)
         mean = exists / segments.lengths.clamp(min=1).unsqueeze(1)
         return torch.bmm(mean.unsqueeze(1), attended).squeeze(1)
