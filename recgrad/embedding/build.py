@@ -10,8 +10,6 @@ from typing import Any
 from google.protobuf.message import Message
 
 from recgrad.config.messages import chosen, to_kwargs
-from recgrad.embedding.local.engine import LocalEngine
-from recgrad.embedding.local.table import Table
 from recgrad.errors import ConfigError, Problem
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, Combined, SparseOptimizer
 from recgrad.registry import import_object
@@ -19,7 +17,7 @@ from recgrad.registry import import_object
 _WHERE = "train_config.sparse_optimizer"
 
 
-def build_sparse_optimizer(engine: LocalEngine, config: Message) -> SparseOptimizer:
+def build_sparse_optimizer(engine: Any, config: Message) -> SparseOptimizer:
     """The optimizer of a `SparseOptimizer` message over the engine's tables.
 
     Each of `part_optimizers` takes the tables whose whole name its pattern matches and that no
@@ -45,10 +43,10 @@ def build_sparse_optimizer(engine: LocalEngine, config: Message) -> SparseOptimi
     return built[0] if len(built) == 1 else Combined(built)
 
 
-def _assign(engine: LocalEngine, patterns: Sequence[str]) -> list[list[Table]]:
+def _assign(engine: Any, patterns: Sequence[str]) -> list[list[Any]]:
     """The tables of the main optimizer, then those of each pattern."""
     left = dict(engine.tables)
-    parts: list[list[Table]] = []
+    parts: list[list[Any]] = []
     problems: list[Problem] = []
     for i, pattern in enumerate(patterns):
         where = f"{_WHERE}.part_optimizers[{i}].regex_pattern"
@@ -67,14 +65,14 @@ def _assign(engine: LocalEngine, patterns: Sequence[str]) -> list[list[Table]]:
     return [list(left.values()), *parts]
 
 
-def _nearest(pattern: str, engine: LocalEngine) -> str:
+def _nearest(pattern: str, engine: Any) -> str:
     plain = re.sub(r"[^\w]+", "", pattern)
     names = get_close_matches(plain, list(engine.tables), n=3, cutoff=0.3) or list(engine.tables)[:3]
     return f"; the nearest are {', '.join(repr(name) for name in names)}" if names else ""
 
 
 def _build(
-    config: Any, tables: Sequence[Table], where: str, problems: list[Problem], name: str = "main"
+    config: Any, tables: Sequence[Any], where: str, problems: list[Problem], name: str = "main"
 ) -> SparseOptimizer | None:
     """One optimizer over some tables; what it refuses is added to `problems`."""
     choice = chosen(config, "optimizer")

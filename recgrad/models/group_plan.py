@@ -276,7 +276,17 @@ class _Planner:
         base = spec.embedding_name or spec.name
         name = base + ("_wide" if wide else "") + (f"_{suffix}" if suffix else "")
         init_fn = (self.wide_init_fn or spec.init_fn) if wide else spec.init_fn
-        table = TableSpec(name, spec.num_rows, dim, init_fn, spec.data_type, spec.trainable, spec.storage)
+        constraints: Any = spec.embedding_constraints
+        table = TableSpec(
+            name,
+            spec.num_rows,
+            dim,
+            init_fn,
+            spec.data_type,
+            spec.trainable,
+            spec.storage,
+            () if constraints is None else tuple(constraints.sharding_types),
+        )
         known = self.tables.setdefault(name, table)
         if known != table:
             self._problem(

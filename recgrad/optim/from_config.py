@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ def build_updater(
     roles: Mapping[str, Role] | None = None,
     device_type: str = "cpu",
     reduce: Reduce | None = None,
+    synchronize: Callable[[Sequence[Any]], None] | None = None,
     track_grad_norm: bool = False,
     keep_gradients: bool = False,
     where: str = "train_config",
@@ -65,6 +66,7 @@ def build_updater(
             ema=build_ema(train, named, where),
             device_type=device_type,
             reduce=reduce,
+            synchronize=synchronize,
             track_grad_norm=track_grad_norm,
             keep_gradients=keep_gradients,
         )

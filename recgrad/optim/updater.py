@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -46,8 +46,9 @@ class Updater:
     """Turns losses into updates of the dense and the sparse weights, in one order.
 
     `backward(loss)` then `step()` for each micro-batch. When `accumulation_steps` of them are
-    in: unscale → clip → dense step → sparse step → loss scale → EMA → schedules → zero. When
-    a gradient is not finite neither half moves, the schedules stay, and the scale backs off.
+    in: average over processes → unscale → clip → dense step → sparse step → loss scale → EMA →
+    schedules → zero. When a gradient is not finite neither half moves, the schedules stay, and
+    the scale backs off.
     Rates are those of the count of finished updates, and are set before the first backward of
     an update, so that an engine that updates inside backward sees them too.
 
@@ -61,6 +62,7 @@ class Updater:
         ema: an average of the dense weights, for evaluation.
         device_type: where the model runs: cpu or cuda.
         reduce: combines a value over all processes; None for one process.
+        synchronize: makes the dense gradients the mean over all processes; None for one process.
         track_grad_norm: take the norm of the dense gradients even when they are not clipped.
         keep_gradients: leave the gradients of an update in place until the next backward.
     """
@@ -77,6 +79,7 @@ class Updater:
         ema: EMA | None = None,
         device_type: str = "cpu",
         reduce: Reduce | None = None,
+        synchronize: Callable[[Sequence[Any]], None] | None = None,
         track_grad_norm: bool = False,
         keep_gradients: bool = False,
     ) -> None:
@@ -92,6 +95,7 @@ class Updater:
         self._averages = Averages(self.dense, ema)
         self.device_type = device_type
         self.reduce = reduce
+        self.synchronize = synchronize
         self.track_grad_norm = track_grad_norm
         self.keep_gradients = keep_gradients
         self.num_updates = 0
@@ -216,6 +220,8 @@ class Updater:
         if self._averages.in_place:
             raise RuntimeError("an update inside averaged() would train the averaged weights")
         rates = self.rates()
+        if self.synchronize is not None:
+            self.synchronize(self._parameters)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         finite = self._unscale(gradients)
         norm = self._clip(gradients) if finite else None

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from recgrad.config import PipelineConfig, to_kwargs
 from recgrad.data.features.base import Feature
 from recgrad.data.features.build import build_features
 from recgrad.data.loader import Loader, build_loader
 from recgrad.embedding.build import build_sparse_optimizer
-from recgrad.embedding.local.engine import LocalEngine
+from recgrad.embedding.spec import TableSpec
+from recgrad.errors import RecgradError
 from recgrad.models.build import build_model
 from recgrad.optim.averaging import ReestimatedBatchNorm
+from recgrad.optim.clipping import reduce_over_processes
 from recgrad.optim.from_config import build_updater
 from recgrad.optim.roles import parameter_roles
 from recgrad.optim.sparse import SparseOptimizer
@@ -26,8 +30,12 @@ from recgrad.training.hooks.events import EventLog
 from recgrad.training.hooks.log import Log, Sink
 from recgrad.training.hooks.profile import ProfileSteps
 from recgrad.training.hooks.tensorboard import TensorBoard
+from recgrad.training.processes import Processes
+from recgrad.training.synchronize import Averager
 from recgrad.training.task import Task
 from recgrad.training.trainer import RunLength
+
+_log = logging.getLogger("recgrad.training")
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,7 @@ class Training:
 
     Attributes:
         evaluate_ema: whether evaluation sees the moving average of the weights, if there is one.
+        processes: all ranks of the run.
         batch_norm: the statistics under averaged weights; an evaluation and the save after it share them.
     """
 
@@ -45,6 +54,7 @@ class Training:
     train_loader: Loader
     eval_loader: Loader | None
     evaluate_ema: bool = True
+    processes: Processes = field(default_factory=Processes)
     batch_norm: ReestimatedBatchNorm = field(default_factory=ReestimatedBatchNorm)
 
 
@@ -56,51 +66,91 @@ def features_of(config: PipelineConfig) -> list[Feature]:
     )
 
 
-def build_task(config: PipelineConfig, features: Sequence[Feature]) -> Task:
-    """The model with its losses and metrics."""
+def build_task(config: PipelineConfig, features: Sequence[Feature], engine: Any = None) -> Task:
+    """The model with its losses and metrics; `engine` makes its embedding engine, the local one if None."""
     model = build_model(
         config.model_config,
         [feature.spec for feature in features],
         seed=config.train_config.seed,
         label_fields=list(config.data_config.label_fields),
+        engine=engine,
     )
     return Task(model, sample_weight_fields=list(config.data_config.sample_weight_fields))
 
 
-def local_engine(task: Task) -> LocalEngine | None:
-    """The embedding engine of a task's model; None when no feature has ids."""
-    engine = task.model.engine
-    if engine is not None and not isinstance(engine, LocalEngine):
-        raise TypeError(f"this run needs the local engine, got {type(engine).__name__}")
-    return engine
-
-
-def build_training(config: PipelineConfig) -> Training:
-    """Everything that a training run needs."""
+def build_training(config: PipelineConfig, processes: Processes | None = None) -> Training:
+    """Everything that a training run needs; on several ranks, what this one needs."""
+    processes = processes or Processes()
     features = features_of(config)
-    task = build_task(config, features)
     settings = config.train_config
-    engine = local_engine(task)
+    task = build_task(config, features, sharded_engine(config, features, processes))
+    engine: Any = task.model.engine
     sparse = None if engine is None else build_sparse_optimizer(engine, settings.sparse_optimizer)
     summaries = set(settings.tensorboard_summaries) if settings.use_tensorboard else set()
+    several = processes.world_size > 1
     updater = build_updater(
         settings,
         task.model.dense_named_parameters(),
         sparse,
         roles=parameter_roles(task.model),
+        reduce=reduce_over_processes if several else None,
+        synchronize=Averager(processes, task.model).gradients if several else None,
         track_grad_norm=True,
         keep_gradients=bool(summaries & {"gradient", "gradient_norm"}),
     )
-    train_loader = build_loader(
-        config, config.train_input_path, features=features, training=True, seed=settings.seed
-    )
-    eval_loader = None
-    if config.eval_input_path:
-        eval_loader = build_loader(
-            config, config.eval_input_path, features=features, training=False, seed=settings.seed
+
+    def loader(path: str, training: bool) -> Loader:
+        return build_loader(
+            config,
+            path,
+            features=features,
+            training=training,
+            seed=settings.seed,
+            rank=processes.rank,
+            world_size=processes.world_size,
         )
+
     evaluation = to_kwargs(config.eval_config)
-    return Training(task, sparse, updater, train_loader, eval_loader, evaluation.get("use_dense_ema", True))
+    return Training(
+        task,
+        sparse,
+        updater,
+        loader(config.train_input_path, training=True),
+        loader(config.eval_input_path, training=False) if config.eval_input_path else None,
+        evaluation.get("use_dense_ema", True),
+        processes,
+    )
+
+
+def sharded_engine(config: PipelineConfig, features: Sequence[Feature], processes: Processes) -> Any:
+    """What makes the engine of several ranks; None for one process, which has the local one."""
+    if not processes.distributed:
+        return None
+    try:
+        from recgrad.embedding.sharded.quiet import quiet
+
+        with quiet():
+            from recgrad.embedding.sharded.engine import ShardedEngine
+    except ImportError as error:
+        raise RecgradError(
+            f"several processes need TorchRec ({error}); install it with: pip install fbgemm-gpu-cpu "
+            "iopath tensordict pyre-extensions tqdm && pip install --no-deps torchrec"
+        ) from error
+    allowed = tuple(config.train_config.global_embedding_constraints.sharding_types)
+
+    def make(tables: Sequence[TableSpec], *args: Any, **kwargs: Any) -> ShardedEngine:
+        engine = ShardedEngine(
+            [table if table.sharding_types else replace(table, sharding_types=allowed) for table in tables],
+            *args,
+            weighted=any(feature.spec.weighted for feature in features),
+            batch_size=config.data_config.batch_size,
+            local_world_size=processes.environment.local_world_size,
+            **kwargs,
+        )
+        _log.info("tables over %d processes:\n%s", processes.world_size, engine.plan_text)
+        return engine
+
+    return make
 
 
 def run_length(config: PipelineConfig) -> RunLength:
@@ -111,17 +161,18 @@ def run_length(config: PipelineConfig) -> RunLength:
     return RunLength(num_epochs=settings.num_epochs)
 
 
-def build_hooks(config: PipelineConfig, model_dir: Path) -> list[Hook]:
+def build_hooks(config: PipelineConfig, model_dir: Path, *, writes: bool = True) -> list[Hook]:
     """The hooks that the config asks for, in the order they are called.
 
     What listens to evaluations comes before saving, so that checkpoints hold what it has heard.
+    Without `writes`, for all ranks but the first, nothing is shown or logged.
     """
     settings = to_kwargs(config.train_config)
-    sinks: list[Sink] = [build_console_sink(), EventLog(model_dir)]
-    if settings["use_tensorboard"]:
+    sinks: list[Sink] = [build_console_sink(), EventLog(model_dir)] if writes else []
+    if settings["use_tensorboard"] and writes:
         sinks.append(TensorBoard(model_dir, settings["tensorboard_summaries"]))
     hooks: list[Hook] = [Log(settings["log_step_count_steps"], sinks)]
-    if settings["is_profiling"]:
+    if settings["is_profiling"] and writes:
         hooks.append(ProfileSteps(model_dir))
     export = to_kwargs(config.export_config)
     if export["exporter_type"] == "best":

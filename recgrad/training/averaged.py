@@ -8,6 +8,7 @@ from itertools import islice
 
 from recgrad.training.assembly import Training
 from recgrad.training.signals import StopRequest
+from recgrad.training.synchronize import Averager, even_batches
 
 BATCH_NORM_BATCHES = 20
 
@@ -34,6 +35,10 @@ def evaluated_weights(training: Training, stop: StopRequest | None = None) -> It
 
 
 def _run_some_batches(training: Training, stop: StopRequest) -> None:
-    for batch in islice(training.train_loader.epoch(0), BATCH_NORM_BATCHES):
+    """Forward passes alone; several ranks make as many, and their statistics are averaged."""
+    loader, processes = training.train_loader, training.processes
+    own = islice(loader.epoch(0), BATCH_NORM_BATCHES)
+    for batch in even_batches(own, loader, processes, stop, ask=True):
         stop.check()
         training.task(batch)
+    Averager(processes, training.task.model).statistics()

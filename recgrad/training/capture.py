@@ -7,32 +7,45 @@ from typing import Any
 
 import torch
 
-from recgrad.embedding.local.engine import LocalEngine
+from recgrad.data.position import join_positions
 from recgrad.errors import CheckpointError
 from recgrad.models.base import Model
 from recgrad.optim.sparse import SparseOptimizer
-from recgrad.training.assembly import Training, local_engine
+from recgrad.training.assembly import Training
 from recgrad.training.averaged import evaluated_weights
 from recgrad.training.checkpoint import Snapshot, TableRows
+from recgrad.training.processes import Processes
 from recgrad.training.runtime import rng_state, set_rng_state
 from recgrad.training.state import TrainState
 from recgrad.training.task import Task
 
 
 def capture(training: Training, state: TrainState) -> Snapshot:
-    """A copy of everything that the next steps depend on."""
-    model = training.task.model
+    """A copy of everything that the next steps depend on; of several ranks, this one's share.
+
+    The tree is whole on the first rank, which writes it, and empty on the others.
+    """
+    processes = training.processes
+    everyone = processes.gather((state.position, rng_state(), training.task.train_metrics_state()))
+    with evaluated_weights(training):
+        evaluated = _owned(dense_state(training.task.model)) if processes.is_main else {}
+    tables = capture_tables(training.task.model.engine, training.sparse_optimizer)
+    if not processes.is_main:
+        return Snapshot(state.step, {}, tables)
+    positions, generators, metrics = zip(*everyone, strict=True)
     tree: dict[str, Any] = {
         "updater": training.updater.state_dict(),
-        "buffers": dense_buffers(model),
-        "state": state.to_tree(),
-        "train_metrics": training.task.train_metrics_state(),
-        "rng": rng_state(),
+        "buffers": dense_buffers(training.task.model),
+        "state": {
+            **state.to_tree(),
+            "position": None if positions[0] is None else join_positions(positions),
+        },
+        "train_metrics": metrics[0],
+        "rng": generators[0],
     }
-    tree = _owned(tree)
-    with evaluated_weights(training):
-        tree["model"] = _owned(dense_state(model))
-    return Snapshot(state.step, tree, capture_tables(local_engine(training.task), training.sparse_optimizer))
+    if len(everyone) > 1:
+        tree["ranks"] = [{"rng": rng, "train_metrics": own} for _, rng, own in everyone]
+    return Snapshot(state.step, {**_owned(tree), "model": evaluated}, tables)
 
 
 def dense_state(model: Model) -> dict[str, torch.Tensor]:
@@ -57,29 +70,42 @@ def load_dense_state(model: Model, state: Mapping[str, torch.Tensor]) -> None:
             value.copy_(state[name])
 
 
-def capture_tables(engine: LocalEngine | None, optimizer: SparseOptimizer | None) -> list[TableRows]:
-    """The touched rows of every table with their optimizer state."""
-    if engine is None:
-        return []
+def capture_tables(engine: Any, optimizer: SparseOptimizer | None) -> list[TableRows]:
+    """The touched rows of every table that this rank has to save, with their optimizer state."""
     tables = []
-    for table in engine.tables.values():
+    for table in () if engine is None else engine.tables.values():
         spec = table.spec
-        row_ids, weights = engine.export_table(spec.name)
-        states = {}
-        if optimizer is not None and spec.name in optimizer.tables:  # frozen tables are not
-            states = optimizer.export_state(spec.name)
-        tables.append(TableRows(spec.name, spec.num_rows, spec.dim, row_ids, weights, states))
+        learns = optimizer is not None and spec.name in optimizer.tables  # frozen tables do not
+        for part in table.parts():
+            states = {**part.states, **optimizer.table_state(spec.name)} if learns and optimizer else {}
+            columns = part.weights.shape[1]
+            tables.append(
+                TableRows(
+                    spec.name,
+                    spec.num_rows,
+                    spec.dim,
+                    part.row_ids,
+                    part.weights,
+                    states,
+                    first_column=part.first_column,
+                    columns=None if columns == spec.dim else columns,
+                )
+            )
     return tables
 
 
 def resume(snapshot: Snapshot, training: Training, *, optimizers: bool = True) -> TrainState:
     """Put everything back as it was; the run goes on as if it had not stopped.
 
+    With another number of ranks it goes on with the rows that are left of the epoch; generators
+    and training metrics, which each rank has its own of, begin anew.
+
     Without `optimizers` their moments and accumulators begin anew; counts and schedules go on.
     """
     tree: Any = snapshot.tree
     model = training.task.model
-    _check_tables(snapshot, local_engine(training.task))
+    _check_tables(snapshot, model.engine)
+    own = _of_this_rank(tree, training.processes)
     try:
         load_dense_state(model, {**tree["model"], **tree["buffers"], **tree["updater"]["training_weights"]})
         if optimizers:
@@ -87,16 +113,23 @@ def resume(snapshot: Snapshot, training: Training, *, optimizers: bool = True) -
         else:
             training.updater.num_updates = tree["updater"]["num_updates"]
             training.updater.start_epoch(tree["updater"]["epoch"])
-        training.task.load_train_metrics_state(tree["train_metrics"])
-    except (KeyError, ValueError, RuntimeError) as error:
+        if own is not None:
+            training.task.load_train_metrics_state(own["train_metrics"])
+        state = TrainState.from_tree(tree["state"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise _misfit(snapshot, error) from error
-    if not optimizers:
-        restore_tables(snapshot, local_engine(training.task), None)
-        set_rng_state(tree["rng"])
-        return TrainState.from_tree(tree["state"])
-    restore_tables(snapshot, local_engine(training.task), training.sparse_optimizer)
-    set_rng_state(tree["rng"])
-    return TrainState.from_tree(tree["state"])
+    restore_tables(snapshot, model.engine, training.sparse_optimizer if optimizers else None)
+    if own is not None:
+        set_rng_state(own["rng"])
+    if state.position is not None:
+        state.position = training.train_loader.position_from(state.position).to_json()
+    return state
+
+
+def _of_this_rank(tree: Mapping[str, Any], processes: Processes) -> Any:
+    """Generators and training metrics of the same rank among as many; None if there were more or fewer."""
+    ranks = tree.get("ranks", [tree])
+    return ranks[processes.rank] if len(ranks) == processes.world_size else None
 
 
 def load_weights(snapshot: Snapshot, task: Task, *, use_ema: bool) -> None:
@@ -109,7 +142,7 @@ def load_weights(snapshot: Snapshot, task: Task, *, use_ema: bool) -> None:
         load_dense_state(task.model, state)
     except (KeyError, ValueError) as error:
         raise _misfit(snapshot, error) from error
-    restore_tables(snapshot, local_engine(task), None)
+    restore_tables(snapshot, task.model.engine, None)
 
 
 def _misfit(snapshot: Snapshot, error: Exception) -> CheckpointError:
@@ -119,7 +152,7 @@ def _misfit(snapshot: Snapshot, error: Exception) -> CheckpointError:
     )
 
 
-def _check_tables(snapshot: Snapshot, engine: LocalEngine | None) -> None:
+def _check_tables(snapshot: Snapshot, engine: Any) -> None:
     """Refuse tables of another size: their ids may mean something else now."""
     tables = {} if engine is None else engine.tables
     for saved in snapshot.tables:
@@ -129,7 +162,7 @@ def _check_tables(snapshot: Snapshot, engine: LocalEngine | None) -> None:
             raise _misfit(snapshot, ValueError(f"{sizes}, the checkpoint's {saved.num_rows} of {saved.dim}"))
 
 
-def restore_tables(snapshot: Snapshot, engine: LocalEngine | None, optimizer: SparseOptimizer | None) -> None:
+def restore_tables(snapshot: Snapshot, engine: Any, optimizer: SparseOptimizer | None) -> None:
     """The rows of every table, and their optimizer state when there is an optimizer."""
     if engine is None:
         return
@@ -140,9 +173,11 @@ def restore_tables(snapshot: Snapshot, engine: LocalEngine | None, optimizer: Sp
                 f"table '{table.name}' of the checkpoint is not in this model "
                 f"(has: {', '.join(sorted(known))})"
             )
-        engine.import_table(table.name, table.row_ids, table.weights)
-        if optimizer is not None and table.name in optimizer.tables:
-            optimizer.import_state(table.name, table.row_ids, dict(table.states))
+        learns = optimizer is not None and table.name in optimizer.tables
+        for piece in table.pieces():
+            engine.import_table(piece.name, piece.row_ids, piece.weights)
+            if learns and optimizer is not None:
+                optimizer.import_state(piece.name, piece.row_ids, dict(piece.states))
 
 
 def _owned(value: Any) -> Any:

@@ -10,7 +10,9 @@ import torch
 
 from recgrad.data.batch import Batch
 from recgrad.data.loader import Loader
+from recgrad.training.processes import Processes
 from recgrad.training.signals import StopRequest
+from recgrad.training.synchronize import even_batches
 from recgrad.training.task import Task
 
 _log = logging.getLogger("recgrad.training")
@@ -23,10 +25,13 @@ def evaluate(
     num_steps: int = 0,
     log_every_steps: int = 0,
     stop: StopRequest | None = None,
+    processes: Processes | None = None,
 ) -> dict[str, float]:
     """The metrics by name over at most `num_steps` batches (0: all of them).
 
     The task comes back in the mode it was in; its training metrics and generators are untouched.
+    Several ranks evaluate their shares of the data, `num_steps` batches each; the metrics are those
+    of all their rows.
 
     Raises:
         InterruptedBySignal: `stop` was asked for; there are no metrics of a part of the data.
@@ -37,7 +42,10 @@ def evaluate(
     task.reset_metrics()
     try:
         with torch.inference_mode():
-            for number, batch in enumerate(_limited(loader, num_steps), 1):
+            batches = even_batches(
+                _limited(loader, num_steps), loader, processes or Processes(), stop, ask=True
+            )
+            for number, batch in enumerate(batches, 1):
                 stop.check()
                 task.update_metrics(task(batch), batch)
                 if log_every_steps and number % log_every_steps == 0:

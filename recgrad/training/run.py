@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from recgrad.training.assembly import (
     build_task,
     build_training,
     features_of,
-    local_engine,
     run_length,
 )
 from recgrad.training.averaged import evaluated_weights
@@ -27,6 +27,7 @@ from recgrad.training.checkpoint import CheckpointManager, read_checkpoint, reso
 from recgrad.training.evaluator import evaluate as evaluate_task
 from recgrad.training.hooks.console import describe_metrics
 from recgrad.training.preflight import ConfigSource, prepare_config
+from recgrad.training.processes import open_processes
 from recgrad.training.runtime import seed_everything
 from recgrad.training.signals import StopRequest
 from recgrad.training.state import TrainState
@@ -38,6 +39,8 @@ _log = logging.getLogger("recgrad.training")
 
 CONFIG_FILE = "pipeline.config"
 VERSION_FILE = "version"
+RANK_SEED = 1_000_003
+"""What the seeds of two ranks differ by, so that their dropout does."""
 
 
 @dataclass(frozen=True)
@@ -80,27 +83,43 @@ def train(
     edit_config_json: str | Mapping[str, Any] | None = None,
     ignore_restore_optimizer: bool = False,
 ) -> TrainResult:
-    """Train from a config: a path, a message or a dict. The other arguments override it."""
-    _refuse_many_processes()
-    effective, report = prepare_config(
-        config,
-        edit_config_json=edit_config_json,
-        train_input_path=train_input_path,
-        eval_input_path=eval_input_path,
-        model_dir=model_dir,
-        fine_tune_checkpoint=fine_tune_checkpoint,
-    )
-    report.raise_problems()
-    for hint in report.hints:
-        _log.warning("hint: %s", hint)
-    folder = Path(effective.model_dir)
-    checkpoints = CheckpointManager(folder, keep_max=effective.train_config.keep_checkpoint_max)
-    start_from = _check_model_dir(folder, checkpoints, continue_train)
-    seed_everything(effective.train_config.seed)
-    training = build_training(effective)
-    state = _starting_state(training, effective, start_from, ignore_restore_optimizer)
-    _write_effective_config(effective, folder)
-    return _run(effective, training, state, checkpoints, folder)
+    """Train from a config: a path, a message or a dict. The other arguments override it.
+
+    Under torchrun every process calls this, and they train together.
+    """
+    with open_processes() as processes:
+        effective, report = prepare_config(
+            config,
+            edit_config_json=edit_config_json,
+            train_input_path=train_input_path,
+            eval_input_path=eval_input_path,
+            model_dir=model_dir,
+            fine_tune_checkpoint=fine_tune_checkpoint,
+        )
+        report.raise_problems()
+        for hint in report.hints:
+            _log.warning("hint: %s", hint)
+        settings = effective.train_config
+        processes.set_timeout(settings.process_timeout_secs)
+        folder = Path(effective.model_dir)
+        checkpoints = CheckpointManager(
+            folder,
+            keep_max=settings.keep_checkpoint_max,
+            rank=processes.rank,
+            world_size=processes.world_size,
+            token=processes.broadcast(uuid.uuid4().hex),
+            timeout_secs=settings.process_timeout_secs,
+        )
+        # A launcher that starts the run anew after a process died wants it to go on.
+        goes_on = continue_train or processes.restarts > 0
+        start_from = _check_model_dir(folder, checkpoints, goes_on) if processes.is_main else None
+        start_from = processes.broadcast(start_from)
+        seed_everything(settings.seed + RANK_SEED * processes.rank)
+        training = build_training(effective, processes)
+        state = _starting_state(training, effective, start_from, ignore_restore_optimizer)
+        if processes.is_main:
+            _write_effective_config(effective, folder)
+        return _run(effective, training, state, checkpoints, folder)
 
 
 def evaluate(
@@ -182,6 +201,7 @@ def _run(
                 num_steps=config.eval_config.num_steps,
                 log_every_steps=config.eval_config.log_step_count_steps,
                 stop=trainer.stop,
+                processes=training.processes,
             )
         last_metrics.clear()
         last_metrics.update(metrics)
@@ -192,16 +212,19 @@ def _run(
         if trainer.state.best.get("step") == trainer.state.step:
             checkpoints.mark_best(trainer.state.step)
 
-    with StopRequest() as stop:
+    processes = training.processes
+    with StopRequest(alone=not processes.distributed) as stop, _given_up_on_error(checkpoints):
         trainer = Trainer(
             task=training.task,
             loader=training.train_loader,
             updater=training.updater,
             length=run_length(config),
-            hooks=build_hooks(config, folder),
+            hooks=build_hooks(config, folder, writes=processes.is_main),
             state=state,
             stop=stop,
             skip_non_finite=config.train_config.on_nan == config.train_config.SKIP,
+            processes=processes,
+            uneven=config.train_config.check_all_workers_data_status,
             evaluate=None if training.eval_loader is None else evaluate_now,
             save=save_now,
         )
@@ -210,6 +233,7 @@ def _run(
     hint = ""
     if stop.signal is not None:
         command = f"recgrad train {folder / CONFIG_FILE} --continue_train"
+        command += f" --nproc {processes.world_size}" if processes.distributed else ""
         where = "in the evaluation of" if state.evaluation_due else "after"
         hint = f"stopped {where} step {state.step}; go on with: {command}"
     return TrainResult(
@@ -221,6 +245,16 @@ def _run(
         exit_code=stop.exit_code,
         hint=hint,
     )
+
+
+@contextmanager
+def _given_up_on_error(checkpoints: CheckpointManager) -> Iterator[None]:
+    """Do not wait for other ranks' part of a checkpoint when the run has failed."""
+    try:
+        yield
+    except BaseException:
+        checkpoints.give_up()
+        raise
 
 
 def _check_model_dir(folder: Path, checkpoints: CheckpointManager, continue_train: bool) -> Path | None:
@@ -244,11 +278,12 @@ def _starting_state(
         return resume(read_checkpoint(start_from, verify=False), training, optimizers=not ignore_optimizer)
     source = config.train_config.fine_tune_checkpoint
     if source:
+        engine: Any = training.task.model.engine
         param_map = config.train_config.fine_tune_ckpt_param_map
         report = restore(
             read_checkpoint(resolve_checkpoint(source)),
             model=training.task.model,
-            engine=local_engine(training.task),
+            engine=engine,
             sparse_optimizer=training.sparse_optimizer,
             updater=training.updater,
             param_map=Path(param_map) if param_map else None,
@@ -265,12 +300,3 @@ def _write_effective_config(config: PipelineConfig, folder: Path) -> None:
         (folder / VERSION_FILE).write_text(f"{__version__}\n")
     except OSError as error:
         raise RecgradError(f"model_dir {folder}: cannot write ({error.strerror}); choose another") from error
-
-
-def _refuse_many_processes() -> None:
-    processes = os.environ.get("WORLD_SIZE", "1")
-    if processes != "1":
-        raise RecgradError(
-            f"torchrun started {processes} processes; training with more than one is not supported yet, "
-            "use --nproc-per-node=1"
-        )

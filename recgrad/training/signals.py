@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -21,11 +22,34 @@ class StopRequest:
     """While entered, remembers the first signal instead of dying of it.
 
     Outside the main thread Python cannot take signals; there the object stays silent.
+
+    Several ranks get a signal at different moments, and some of them none. They go by the one they
+    have agreed on: each hands in its `flags`, and all `agree` on the sum.
+
+    Args:
+        alone: there is no other rank to agree with.
     """
 
-    def __init__(self) -> None:
-        self.signal: int | None = None
+    def __init__(self, *, alone: bool = True) -> None:
+        self._raised: int | None = None
+        self._agreed: int | None = None
+        self._alone = alone
         self._previous: dict[int, Any] = {}
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that the run is to stop for."""
+        return self._raised if self._alone else self._agreed
+
+    def flags(self) -> list[float]:
+        """For each of the handled signals, whether it has come to this rank."""
+        return [float(self._raised == number) for number in HANDLED]
+
+    def agree(self, sums: Sequence[float]) -> None:
+        """Take the signal that any rank got, by the sums of all ranks' flags."""
+        for number, count in zip(HANDLED, sums, strict=True):
+            if count and self._agreed is None:
+                self._agreed = number
 
     @property
     def exit_code(self) -> int:
@@ -48,7 +72,7 @@ class StopRequest:
         self._restore()
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
+        self._raised = number
         # A second signal finds the previous handlers, which end the process.
         self._restore()
 

@@ -120,12 +120,15 @@ class Head(nn.Module):
         )
 
     def losses(self, outputs: Outputs, batch: Batch) -> Iterator[tuple[str, Tensor]]:
-        """The loss terms of this head, by name, weighted."""
+        """The loss terms of this head, by name, weighted; 0 for a batch of no rows."""
         labels = self.labels(batch)
         weights = self.weighting.rows(batch.labels, batch.sample_weights)
         for loss, session_name in zip(self.loss_terms, self._sessions, strict=True):
             session = None if session_name is None else batch.keys[session_name]
-            value = loss(outputs[self.spec.logits], labels, weights=weights, session=session)
+            if batch.size:
+                value = loss(outputs[self.spec.logits], labels, weights=weights, session=session)
+            else:
+                value = outputs[self.spec.logits].sum()
             yield f"{loss.config_name}{self.spec.suffix}", value * self.weighting.weight
 
     def predictions(self, outputs: Outputs) -> Iterator[tuple[str, Tensor]]:

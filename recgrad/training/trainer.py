@@ -17,8 +17,10 @@ from recgrad.data.loader import Loader, Position
 from recgrad.errors import RecgradError
 from recgrad.optim.updater import StepResult, Updater
 from recgrad.training.hooks.base import Hook, StepReport
+from recgrad.training.processes import Processes
 from recgrad.training.signals import InterruptedBySignal, StopRequest
 from recgrad.training.state import TrainState
+from recgrad.training.synchronize import even_batches, share_losses
 from recgrad.training.task import Task
 
 REMEMBERED_NORMS = 5
@@ -52,6 +54,23 @@ class Trainer:
 
     Everything it changes is in the task, the updater and `state`, all of which a checkpoint
     holds, so a restored trainer goes on as if it had never stopped.
+
+    With several ranks each has its share of the data, and an update is that of all their rows.
+    What is reported and counted is then of all ranks.
+
+    Args:
+        task: the model with its losses and metrics.
+        loader: of this rank's data.
+        updater: of the weights.
+        length: how long to train.
+        hooks: called in this order.
+        state: to go on from.
+        stop: signals.
+        skip_non_finite: leave out batches without a finite loss instead of ending the run.
+        processes: all ranks.
+        uneven: ranks may run out of batches at different times, so they ask each other.
+        evaluate: gives the metrics.
+        save: hands out a checkpoint.
     """
 
     def __init__(
@@ -65,6 +84,8 @@ class Trainer:
         state: TrainState | None = None,
         stop: StopRequest | None = None,
         skip_non_finite: bool = False,
+        processes: Processes | None = None,
+        uneven: bool = False,
         evaluate: Callable[[Trainer], Mapping[str, float]] | None = None,
         save: Callable[[Trainer], None] | None = None,
     ) -> None:
@@ -76,10 +97,12 @@ class Trainer:
         self.state = state or TrainState()
         self.stop = stop or StopRequest()
         self.skip_non_finite = skip_non_finite
+        self.processes = processes or Processes()
+        self._uneven = uneven or loader.num_batches is None
         self._evaluate = evaluate
         self._save = save
         self.elapsed_secs = 0.0  # in steps of this process, evaluation and saving left out
-        self.samples_here = 0  # rows trained on by this process
+        self.samples_here = 0  # rows trained on since this start
         self._recent_norms: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_NORMS)
         self._pending = _Pending()
         self._skipped_in_a_row = 0
@@ -111,6 +134,7 @@ class Trainer:
         self.state.evaluation_due = self._evaluate is not None
         if self._evaluate is None:
             return {}
+        self._doing("evaluation")
         try:
             with self._pending.excluded():
                 metrics = self._evaluate(self)
@@ -124,6 +148,7 @@ class Trainer:
     def save(self) -> None:
         """Hand a checkpoint of this moment to the writer."""
         if self._save is not None:
+            self._doing("saving")
             with self._pending.excluded():
                 self._save(self)
             self._call("after_save")
@@ -156,17 +181,28 @@ class Trainer:
 
     def _train_batch(self, batch: Batch) -> bool:
         """One micro-batch; True when it completed an update."""
+        self._doing("forward")
+        if not batch.size:
+            self.task.eval()  # BatchNorm refuses to train on nothing
         with self.updater.autocast():
             outputs = self.task(batch)
             losses = self.task.losses(outputs, batch)
         values = {name: float(loss.detach()) for name, loss in losses.items()}
-        if not all(map(_is_finite, values.values())):
+        shared = share_losses(self.processes, self.stop, batch.size, values)
+        if shared.broken:
             self._meet_non_finite(batch, values)
             return False
-        self.updater.backward(losses["total"])
-        self.task.update_train_metrics(outputs, batch)
-        self._pending.add(batch.size, values)
+        self._doing("backward")
+        self.updater.backward(losses["total"] if shared.share == 1 else losses["total"] * shared.share)
+        self.task.train()
+        if batch.size:
+            self.task.update_train_metrics(outputs, batch)
+        self._pending.add(shared.rows, shared.losses)
+        self._doing("update")
         return self._note(self.updater.step(), batch)
+
+    def _doing(self, what: str) -> None:
+        self.processes.doing(f"step {self.state.step + 1}: {what}")
 
     def _note(self, result: StepResult, batch: Batch | None = None) -> bool:
         """Take what the updater did into the state; True when it made an update."""
@@ -208,6 +244,8 @@ class Trainer:
         if self.skip_non_finite:
             self._skip()
             return
+        if all(map(_is_finite, values.values())):
+            self.processes.barrier()  # another rank has the batch, and says so before it ends
         terms = ", ".join(f"{name} {value:g}" for name, value in values.items())
         norms = ", ".join(f"{norm:.4g} at step {step}" for step, norm in self._recent_norms) or "none yet"
         raise NumericalError(
@@ -224,7 +262,9 @@ class Trainer:
 
     def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches, noting how long each was waited for."""
+        batches = even_batches(batches, self.loader, self.processes, self.stop, ask=self._uneven)
         while True:
+            self._doing("reading data")
             before = time.perf_counter()
             batch = next(batches, None)
             self._pending.data_wait_secs += time.perf_counter() - before

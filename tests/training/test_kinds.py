@@ -184,9 +184,3 @@ def test_torchrun_with_one_process_is_a_plain_run(config: PipelineConfig, tmp_pa
     assert done.returncode == 0, done.stderr
     line = json.loads((tmp_path / "run/train_eval_result.txt").read_text())
     assert line["auc"] == pytest.approx(whole.metrics["auc"], abs=2e-3)
-
-
-def test_more_than_one_process_is_refused(config: PipelineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(recgrad.errors.RecgradError, match="more than one is not supported yet"):
-        recgrad.train(config)

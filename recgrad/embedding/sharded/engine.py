@@ -28,6 +28,7 @@ from recgrad.embedding.sharded.plan import (
     plan_tables,
 )
 from recgrad.embedding.sharded.pooling import Embedded
+from recgrad.embedding.sharded.quiet import quiet
 from recgrad.embedding.sharded.replicas import average_gradients
 from recgrad.embedding.sharded.table import ShardedTable
 from recgrad.embedding.spec import LookupSpec, TableSpec
@@ -73,18 +74,22 @@ class ShardedEngine(nn.Module):
         # A mean is a sum with weights, so that it comes out right however a bag's rows are spread.
         weighted = weighted or any(self.features.bag_means)
         self._means = torch.tensor(self.features.bag_means) if weighted else None
-        collections = build_collections(specs, self.features.pooled, self.features.rows, weighted=weighted)
-        plan = plan_tables(
-            collections, specs, batch_size=batch_size, local_world_size=local_world_size or self.world_size
-        )
-        self.plan_text = describe_plan(plan, specs)
         kernels: list[ShardKernel] = []
 
         def make(config: Any, sequence: bool, replicated: bool) -> ShardKernel:
             kernels.append(ShardKernel(config, specs, seed, sequence=sequence, replicated=replicated))
             return kernels[-1]
 
-        with shard_kernels(make):
+        with quiet(), shard_kernels(make):
+            collections = build_collections(
+                specs, self.features.pooled, self.features.rows, weighted=weighted
+            )
+            plan = plan_tables(
+                collections,
+                specs,
+                batch_size=batch_size,
+                local_world_size=local_world_size or self.world_size,
+            )
             self.collections = DistributedModelParallel(
                 collections,
                 device=torch.device("cpu"),
@@ -93,6 +98,7 @@ class ShardedEngine(nn.Module):
                 init_data_parallel=False,
                 init_parameters=False,
             )
+        self.plan_text = describe_plan(plan, specs)
         self._kernels = kernels
         kinds = {name: p.sharding_type for module in plan.plan.values() for name, p in module.items()}
         self.tables = {name: self._table(spec, kinds[name]) for name, spec in specs.items()}

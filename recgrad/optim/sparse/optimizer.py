@@ -257,7 +257,11 @@ class SparseOptimizer(EagerOptimizer):
 
     def export_state(self, table: str) -> dict[str, Array]:
         """States of a table's touched rows, in `export_table`'s order, and `t`, its number of updates."""
-        return {**self.tables[table].export_states(), _RESERVED: np.array(self._steps[table])}
+        return {**self.tables[table].export_states(), **self.table_state(table)}
+
+    def table_state(self, table: str) -> dict[str, Array]:
+        """The state that a table has as a whole: `t`, its number of updates."""
+        return {_RESERVED: np.array(self._steps[table])}
 
     def import_state(self, table: str, row_ids: Any, states: Mapping[str, Array]) -> None:
         """Set states of rows, and the number of updates."""

@@ -1,0 +1,32 @@
+"""TorchRec's talk kept from the user: planner notes, deprecations of its own calls, root logging."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_TALKERS = ("torchrec", "torch.fx._symbolic_trace")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """While TorchRec builds its modules, hear of errors alone; afterwards also not of what it repeats.
+
+    It logs through the root logger, which would print everything that Recgrad logs a second time.
+    """
+    handlers = list(logging.root.handlers)
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+        logging.root.handlers[:] = handlers
+    for name in _TALKERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch(rec)?\.")
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated")

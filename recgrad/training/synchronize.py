@@ -1,0 +1,99 @@
+"""What the ranks of a run share in an update: gradients, statistics, the sizes of their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from recgrad.data.batch import Batch
+from recgrad.data.loader import Loader
+from recgrad.training.processes import Processes
+from recgrad.training.signals import StopRequest
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A micro-batch over all ranks.
+
+    Attributes:
+        rows: of all ranks together.
+        share: what this rank's mean loss is to be multiplied by, so that the mean over ranks is that
+            over all rows.
+        losses: the terms, as means over all rows.
+        broken: ranks whose loss is not finite.
+    """
+
+    rows: int
+    share: float
+    losses: Mapping[str, float]
+    broken: int
+
+
+def share_losses(processes: Processes, stop: StopRequest, rows: int, losses: Mapping[str, float]) -> Shared:
+    """Exchange rows, losses and signals; the one collective of a micro-batch beside the tables'."""
+    finite = {name: value for name, value in losses.items() if value - value == 0.0}
+    broken = float(len(finite) < len(losses))
+    if not processes.distributed:
+        return Shared(rows, 1.0, losses, int(broken))
+    weighted = [rows * finite.get(name, 0.0) for name in losses]
+    total, bad, *sums = processes.sum([rows, broken, *stop.flags(), *weighted])
+    flags, sums = sums[: len(stop.flags())], sums[len(stop.flags()) :]
+    stop.agree(flags)
+    means = {name: value / max(total, 1.0) for name, value in zip(losses, sums, strict=True)}
+    share = rows * processes.world_size / total if total else 0.0
+    return Shared(int(total), share, means, int(bad))
+
+
+def even_batches(
+    batches: Iterator[Batch], loader: Loader, processes: Processes, stop: StopRequest, *, ask: bool
+) -> Iterator[Batch]:
+    """The batches of this rank, and batches of no rows while other ranks still have some.
+
+    Args:
+        batches: of this rank.
+        loader: that they come from.
+        processes: all ranks.
+        stop: signals are agreed on with the question.
+        ask: whether ranks may differ in the number of batches; else none is asked.
+    """
+    if not processes.distributed or not ask:
+        yield from batches
+        return
+    while True:
+        batch = next(batches, None)
+        having, *flags = processes.sum([float(batch is not None), *stop.flags()])
+        stop.agree(flags)
+        if not having:
+            return
+        yield loader.empty_batch() if batch is None else batch
+
+
+class Averager:
+    """Averages the dense gradients over the ranks, and with them BatchNorm's running statistics.
+
+    Each rank normalises by its own batch; the statistics that evaluation sees are those of all.
+    """
+
+    def __init__(self, processes: Processes, model: nn.Module) -> None:
+        self._processes = processes
+        self._buffers = [
+            buffer
+            for name, buffer in model.named_buffers()
+            if buffer.is_floating_point() and not name.startswith("engine.")
+        ]
+
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Make each gradient its mean over the ranks; one that no rank has stays away."""
+        device = parameters[0].device if parameters else torch.device("cpu")
+        present = torch.tensor([float(p.grad is not None) for p in parameters], device=device)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        self._processes.average_([present, *gradients, *self._buffers])
+        for parameter, gradient, anywhere in zip(parameters, gradients, present.tolist(), strict=True):
+            parameter.grad = gradient if anywhere else None
+
+    def statistics(self) -> None:
+        """Average the statistics alone."""
+        self._processes.average_(self._buffers)
