@@ -241,7 +241,7 @@ class _Arguments:
             self.set(slot, end)
             end += _up(size, LINE)
         self.set(k.SCRATCH_BYTES, end)
-        self.set(k.SCRATCH, torch.zeros(self.blocks.tasks, end // 4))
+        self.set(k.SCRATCH, torch.empty(self.blocks.tasks, end // 4))
 
 
 class _Gradients:

@@ -104,6 +104,16 @@ def test_any_shape(lengths, dim, widths):
     check(lengths, dim, widths)
 
 
+def test_what_lies_in_fresh_memory_does_not_matter():
+    """torch fills it with NaN when it is told to be deterministic."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(4).isnan().all()
+        check([3, 0, 5, 1, 129, 7, 0, 300, 6, 12], 17, [33, 20])
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_rows_of_one_position_give_scores_no_gradient():
     """Their weight is 1 whatever the score; rounding noise here would be a step of full size under Adam."""
     tensors = make_tensors([1] * 30, 8, [16, 8])
