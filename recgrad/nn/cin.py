@@ -44,7 +44,8 @@ class CIN(nn.Module):
         *inner, last = self.layers
         for i, layer in enumerate(inner):
             if i == 0:
-                current = self._first(start.flatten(0, 1), layer).unflatten(0, (rows, dim))
+                flat = self._first(start.view(rows * dim, self.fields), layer)
+                current = flat.view(rows, dim, flat.shape[1])
             else:
                 current = layer((current.unsqueeze(3) * start.unsqueeze(2)).flatten(2))
             outputs.append(current.sum(1))

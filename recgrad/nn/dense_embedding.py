@@ -68,7 +68,7 @@ class LinearEmbedding(nn.Module):
         """[rows, n · dim] of x [rows, n · value_dim]."""
         if self.value_dim == 1:
             return (x.unsqueeze(2) * self.weight.squeeze(1)).flatten(1)
-        fields = x.unflatten(1, (-1, self.value_dim)).transpose(0, 1)
+        fields = x.reshape(x.shape[0], x.shape[1] // self.value_dim, self.value_dim).transpose(0, 1)
         return torch.bmm(fields, self.weight).transpose(0, 1).flatten(1)
 
 

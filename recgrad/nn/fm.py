@@ -18,4 +18,4 @@ def factorization_machine(fields: Tensor) -> Tensor:
 
 def split_fields(x: Tensor, dim: int) -> Tensor:
     """x [rows, fields · dim] as [rows, fields, dim]."""
-    return x.unflatten(1, (-1, dim))
+    return x.reshape(x.shape[0], x.shape[1] // dim, dim)
