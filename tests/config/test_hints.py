@@ -44,7 +44,7 @@ def test_unusual_learning_rates(hints: Hints, path: str, rate: float, expected: 
         ("data_config.odps_data_quota_name", "mine", "has no effect here: tables are read by pyodps, with its own settings"),
         ("data_config.sample_mask_prob", 0.1, "has no effect: no feature has use_mask: true"),
         ("data_config.with_header", True, "has no effect: it is for CsvDataset"),
-        ("train_config.global_embedding_constraints", {"sharding_types": ["row_wise"]}, "has no effect here: it is for tables that are sharded over processes"),
+        ("train_config.global_embedding_constraints", {"sharding_types": ["row_wise"], "compute_kernels": ["fused"]}, None),
     ],
 )  # fmt: skip
 def test_fields_without_effect(hints: Hints, path: str, value: object, expected: str | None) -> None:

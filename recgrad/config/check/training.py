@@ -15,6 +15,8 @@ SUMMARIES = (
     "gradient",
 )
 """What tensorboard_summaries may name."""
+SHARDING_TYPES = ("table_wise", "row_wise", "column_wise", "data_parallel")
+"""How a table may be spread over processes, by TorchRec's names."""
 _EXPORTERS = ("latest", "best")
 
 
@@ -52,6 +54,19 @@ def check_processes(context: Context) -> None:
     """Processes that wait for each other at all."""
     for node in context.of("TrainConfig"):
         context.ranged(node, "process_timeout_secs", 1)
+
+
+@CHECKS.register("sharding")
+def check_sharding(context: Context) -> None:
+    """Tables spread over processes in ways that the engine has."""
+    for node in context.of("ParameterConstraints"):
+        for i, name in enumerate(node.message.sharding_types):
+            if name not in SHARDING_TYPES:
+                context.unknown(node.at(f"sharding_types[{i}]"), "sharding type", name, SHARDING_TYPES)
+        for i, name in enumerate(node.message.compute_kernels):
+            if name != "fused":
+                what = f"on CPUs every table has fused kernels; use fused, got {show(name)}"
+                context.problem(node.at(f"compute_kernels[{i}]"), what)
 
 
 @CHECKS.register("summaries")

@@ -45,8 +45,6 @@ A field counts as asked for when it is set to something other than its default.
 """
 
 NO_EFFECT = {
-    "*.embedding_constraints": "it is for tables over several processes (--nproc)",
-    "TrainConfig.global_embedding_constraints": "it is for tables over several processes (--nproc)",
     "SequenceFeature.sequence_pk": "it is for serving",
     "DataConfig.is_orderby_partition": "files are read in the order of their names",
     "DataConfig.odps_data_quota_name": "tables are read by pyodps, with its own settings",

@@ -10,18 +10,9 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEm
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.sharding.dp_sequence_sharding import DpSequenceEmbeddingSharding
 from torchrec.distributed.sharding.dp_sharding import DpPooledEmbeddingSharding
-from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
 
-SHARDING_TYPES = tuple(
-    kind.value
-    for kind in (
-        ShardingType.TABLE_WISE,
-        ShardingType.ROW_WISE,
-        ShardingType.COLUMN_WISE,
-        ShardingType.DATA_PARALLEL,
-    )
-)
-"""The ways to spread a table that our kernels know, by TorchRec's names."""
+from recgrad.config.check.training import SHARDING_TYPES
 
 
 class _Replica(nn.Module):

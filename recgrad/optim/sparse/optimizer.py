@@ -259,6 +259,15 @@ class SparseOptimizer(EagerOptimizer):
         """States of a table's touched rows, in `export_table`'s order, and `t`, its number of updates."""
         return {**self.tables[table].export_states(), **self.table_state(table)}
 
+    def state_shapes(self, table: str) -> dict[str, tuple[int, ...]]:
+        """(width,) of each state of a table's rows, and () of `t`."""
+        for group, kind in zip(self.param_groups, self._kinds, strict=True):
+            for own in self._tables(group):
+                if own.name == table:
+                    widths = {s.name: (1,) if s.per_row else (own.spec.dim,) for s in kind.states}
+                    return {**widths, _RESERVED: ()}
+        raise KeyError(f"no table '{table}'")
+
     def table_state(self, table: str) -> dict[str, Array]:
         """The state that a table has as a whole: `t`, its number of updates."""
         return {_RESERVED: np.array(self._steps[table])}

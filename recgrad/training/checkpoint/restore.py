@@ -34,7 +34,6 @@ def restore(
     updater: Updater | None = None,
     param_map: Path | str | None = None,
     ignore_optimizer: bool = False,
-    state_shapes: StateShapes | None = None,
 ) -> RestoreReport:
     """Put into a model what fits of a snapshot; the rest keeps its initial values.
 
@@ -51,15 +50,11 @@ def restore(
         updater: its dense optimizers get the state of the restored weights.
         param_map: file of lines `name_in_this_model name_in_checkpoint`.
         ignore_optimizer: take weights only.
-        state_shapes: by table and name of a state, (width,) in full rows or () of a scalar; for
-            an optimizer that holds parts of tables. If None, `sparse_optimizer` is asked.
 
     Raises:
         CheckpointError: the map names what does not exist, or nothing at all fits.
     """
-    # Asked for while the tables are empty: later it would copy the states of all rows.
-    if state_shapes is None:
-        state_shapes = {} if sparse_optimizer is None else _state_shapes(sparse_optimizer)
+    state_shapes = {} if sparse_optimizer is None else _state_shapes(sparse_optimizer)
     return _Restore(snapshot, model, engine, param_map).run(
         sparse_optimizer, updater, state_shapes, ignore_optimizer=ignore_optimizer
     )
@@ -231,10 +226,7 @@ def _misfit(own: torch.Tensor, found: torch.Tensor | None) -> str | None:
 
 def _state_shapes(optimizer: StateStore) -> dict[str, dict[str, tuple[int, ...]]]:
     """By table and name of a state, (width,) or () of a scalar."""
-    return {
-        table: {name: np.shape(state)[1:] for name, state in sorted(optimizer.export_state(table).items())}
-        for table in optimizer.tables
-    }
+    return {table: dict(sorted(optimizer.state_shapes(table).items())) for table in optimizer.tables}
 
 
 def _spell(shapes: Mapping[str, tuple[int, ...]]) -> str:

@@ -39,8 +39,8 @@ class StateStore(Protocol):
     def tables(self) -> Mapping[str, object]:
         """The tables that it updates, by name; frozen ones are not among them."""
 
-    def export_state(self, table: str) -> Mapping[str, AnyArray]:
-        """The states of the touched rows of a table, and scalars of the whole table."""
+    def state_shapes(self, table: str) -> Mapping[str, tuple[int, ...]]:
+        """(width,) of each state in a whole row, and () of a scalar of the table."""
 
     def import_state(self, table: str, row_ids: AnyArray, states: Mapping[str, AnyArray]) -> None:
         """Set the states of rows of a table, and its scalars."""

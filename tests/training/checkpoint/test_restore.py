@@ -37,8 +37,8 @@ class Tables:
         assert all(0 <= row < self.tables[name].spec.num_rows for row in row_ids)
         self.rows[name].update(zip(row_ids.tolist(), weights.tolist()))
 
-    def export_state(self, table):
-        return {"t": np.array(0), **{name: np.zeros((0, width), np.float32) for name, width in self.states}}
+    def state_shapes(self, table):
+        return {"t": (), **{name: (width,) for name, width in self.states}}
 
     def import_state(self, table, row_ids, states):
         assert set(states) == {"t", *(name for name, _ in self.states)}
@@ -330,12 +330,3 @@ def test_a_table_in_several_files_goes_in_piece_by_piece(tmp_path, monkeypatch, 
     assert engine.updates == {"user": 9}
     assert sizes == [4, 4, 4, 4, 1]
     assert (report.tables[0].rows, report.tables[0].dropped_rows) == (17, 3)
-
-
-def test_the_shapes_of_states_may_be_told_by_the_caller(snapshot):
-    """An optimizer that holds a part of each row knows the width of its part alone."""
-    engine = Tables(USER, ITEM, states=(("m", 1),))
-    shapes = {name: {"m": (2,), "t": ()} for name in ("user", "item")}
-    report = restore(snapshot, model=net(), engine=engine, sparse_optimizer=engine, state_shapes=shapes)
-    assert set(report.optimizer_restored) >= {"user", "item"}
-    assert engine.row_states["user"][5] == [2.5, 2.5]
