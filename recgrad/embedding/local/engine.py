@@ -181,7 +181,7 @@ class LocalEngine(nn.Module):
             together.setdefault((update.table.spec.dim, update.rule), []).append(update)
         for (dim, _), members in together.items():
             self.groups[dim].update(members)
-        self.clear_gradients({update.table.name for update in updates})
+            self.groups[dim].drop(frozenset(update.table.position for update in members))
 
     def scale_gradients(self, names: set[str], factor: float) -> None:
         """Multiply the waiting gradients of some tables."""

@@ -237,7 +237,11 @@ class DimGroup:
         if names is None:
             self.sources = []
         elif self.sources:
-            self.sources = self._waiting(self._all - self._members(names))
+            self.drop(self._members(names))
+
+    def drop(self, tables: Tables) -> None:
+        """Drop the waiting gradients of the tables at these positions."""
+        self.sources = self._waiting(self._all - tables)
 
     def scale(self, names: set[str], factor: float) -> None:
         """Multiply the waiting gradients of some tables."""

@@ -71,6 +71,6 @@ def _openmp() -> Any:
     return function
 
 
-@lru_cache(maxsize=1)
+@cache  # a kernel of few tasks takes fewer threads than the next: each number keeps its pool
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="recgrad-kernel")
