@@ -172,4 +172,6 @@ def generate(table: int, parameters: int, row: int, target: int, dim: int) -> No
     p0, p1 = simd.load_f64(parameters), simd.load_f64(parameters + 8)
     p2, p3 = simd.load_f64(parameters + 16), simd.load_f64(parameters + 24)
     for d in range(dim):
-        simd.store(target + 4 * d, shorten(element(init, p0, p1, p2, p3, stream, first_column + d), kind, 0.5))
+        simd.store(
+            target + 4 * d, shorten(element(init, p0, p1, p2, p3, stream, first_column + d), kind, 0.5)
+        )
