@@ -19,6 +19,7 @@ from recgrad.embedding.local.table import Table, TableMemory
 from recgrad.embedding.sharded.features import FeatureMap, map_features
 from recgrad.embedding.sharded.inputs import bag_jagged, check_ids, ids_per_key, row_jagged
 from recgrad.embedding.sharded.kernel import ShardKernel, shard_kernels
+from recgrad.embedding.sharded.names import table_name
 from recgrad.embedding.sharded.plan import (
     POOLED,
     SEQUENCE,
@@ -90,7 +91,7 @@ class ShardedEngine(nn.Module):
                 batch_size=batch_size,
                 local_world_size=local_world_size or self.world_size,
             )
-            self.collections = DistributedModelParallel(
+            parallel = DistributedModelParallel(
                 collections,
                 device=torch.device("cpu"),
                 plan=plan,
@@ -99,8 +100,12 @@ class ShardedEngine(nn.Module):
                 init_parameters=False,
             )
         self.plan_text = describe_plan(plan, specs)
+        # In a tuple it is no submodule: TorchRec would put its own prefix before all that the model's
+        # state_dict holds, and tables are no module parameters anyway.
+        self._parallel = (parallel,)
         self._kernels = kernels
-        kinds = {name: p.sharding_type for module in plan.plan.values() for name, p in module.items()}
+        placed = [item for module in plan.plan.values() for item in module.items()]
+        kinds = {table_name(module): sharding.sharding_type for module, sharding in placed}
         self.tables = {name: self._table(spec, kinds[name]) for name, spec in specs.items()}
         # Row-wise shards add up bags by a reduce-scatter, which wants as many on every rank.
         self._even_bags = any(
@@ -129,7 +134,7 @@ class ShardedEngine(nn.Module):
         all_values = values[0] if len(values) == 1 else torch.cat(values)
         all_counts = counts[0] if len(counts) == 1 else torch.cat(counts)
         check_ids(all_values, all_counts, *known)
-        modules: Any = self.collections.module
+        modules: Any = self._parallel[0].module
         bags, vectors = None, None
         if POOLED in modules:
             assert ids is not None
@@ -145,6 +150,10 @@ class ShardedEngine(nn.Module):
         most = torch.tensor([rows])
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return int(most)
+
+    def state_dict(self, *args: Any, destination: Any = None, **kwargs: Any) -> Any:
+        """Nothing: tables are saved by their rows, and TorchRec would rename the entries of the whole model."""
+        return {} if destination is None else destination
 
     def memory(self) -> list[TableMemory]:
         """Touched rows and bytes by table, of this rank alone."""

@@ -19,6 +19,7 @@ from torchrec.distributed.embedding_types import (
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recgrad.embedding.local.engine import Ids, LocalEngine
+from recgrad.embedding.sharded.names import table_name
 from recgrad.embedding.spec import LookupSpec, Shard, TableSpec
 
 KERNEL = EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value
@@ -97,11 +98,11 @@ class ShardKernel(BaseEmbedding):  # type: ignore[misc]
 
 def _shard_spec(table: ShardedEmbeddingTable, index: int, specs: Mapping[str, TableSpec]) -> TableSpec:
     """A shard as a table of the local engine; column shards of a table may meet on a rank."""
-    whole = specs[table.name]
+    whole = specs[table_name(table.name)]
     offsets = (0, 0) if table.local_metadata is None else tuple(table.local_metadata.shard_offsets)
     return replace(
         whole,
-        name=f"{table.name}/{index}",
+        name=f"{whole.name}/{index}",
         num_rows=max(table.local_rows, 1),
         dim=table.local_cols,
         shard=Shard(whole.name, whole.num_rows, whole.dim, *offsets),

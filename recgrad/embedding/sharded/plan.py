@@ -24,6 +24,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recgrad.embedding.sharded.collections import PooledSharder, SequenceSharder
 from recgrad.embedding.sharded.kernel import KERNEL
+from recgrad.embedding.sharded.names import module_name, table_name
 from recgrad.embedding.spec import TableSpec
 from recgrad.errors import ConfigError
 
@@ -61,7 +62,7 @@ def build_collections(
 
 def _config(spec: TableSpec, features: Sequence[str]) -> dict[str, Any]:
     return {
-        "name": spec.name,
+        "name": module_name(spec.name),
         "num_embeddings": spec.num_rows,
         "embedding_dim": spec.dim,
         "feature_names": list(features),
@@ -82,7 +83,7 @@ def plan_tables(
         HardwareConfig(ddr_cap_bytes=UNLIMITED_BYTES),
         KernelConfig(compute_device="cpu"),
     )
-    constraints = {name: _constraints(spec, world_size) for name, spec in specs.items()}
+    constraints = {module_name(name): _constraints(spec, world_size) for name, spec in specs.items()}
     planner = EmbeddingShardingPlanner(
         topology=topology,
         batch_size=batch_size,
@@ -114,10 +115,10 @@ def describe_plan(plan: ShardingPlan, specs: Mapping[str, TableSpec]) -> str:
     """The plan as a table: what lies where."""
     lines = [("table", "rows", "dim", "sharding", "ranks")]
     for parameters in plan.plan.values():
-        for name, sharding in sorted(parameters.items()):
-            spec = specs[name]
+        for module, sharding in sorted(parameters.items()):
+            spec = specs[table_name(module)]
             lines.append(
-                (name, f"{spec.num_rows:,}", str(spec.dim), sharding.sharding_type, _ranks(sharding))
+                (spec.name, f"{spec.num_rows:,}", str(spec.dim), sharding.sharding_type, _ranks(sharding))
             )
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     aligned = ("<", ">", ">", "<", "<")

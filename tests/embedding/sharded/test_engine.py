@@ -108,6 +108,9 @@ def train_sharded(kinds: tuple[str, ...], names: tuple[str, ...]) -> dict[str, A
                 table: [(p.first_column, p.row_ids, p.weights, p.states) for p in own.parts()]
                 for table, own in engine.tables.items()
             }
+            # A model keeps its own names around the engine, and tables are none of its weights.
+            model = torch.nn.ModuleDict({"dense": torch.nn.Linear(1, 1), "engine": engine})
+            assert list(model.state_dict()) == ["dense.weight", "dense.bias"]
             results[f"{kind}/{name}"] = (losses, norms, parts, engine.plan_text)
     return results
 
