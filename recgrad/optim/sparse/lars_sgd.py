@@ -51,9 +51,10 @@ class LarsSGD(SparseOptimizer):
 
     @classmethod
     def check(cls, group: dict[str, Any]) -> None:
-        """Refuse momentum outside [0, 1) and a negative trust coefficient."""
+        """Refuse momentum outside [0, 1), and a trust coefficient of 0: a ratio of 0 counts as 1."""
         check_range(group, "momentum", 0, 1, open_high=True)
-        check_range(group, "trust_coefficient", 0, float("inf"))
+        if not group["trust_coefficient"] > 0:
+            raise ValueError(f"trust_coefficient must be greater than 0, got {group['trust_coefficient']}")
 
     @classmethod
     def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:

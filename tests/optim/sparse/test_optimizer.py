@@ -209,6 +209,7 @@ def test_initial_accumulator_reaches_rows_that_were_there_before(tools: Any) -> 
         ),
         ("sgd_optimizer", {"weight_decay_mode": "l2"}, "must be one of"),
         ("sgd_optimizer", {"gradient_clipping": True, "max_gradient": 0.0}, "max_gradient must be positive"),
+        ("lars_sgd_optimizer", {"trust_coefficient": 0.0}, "trust_coefficient must be greater than 0"),
         ("ftrl_optimizer", {"lr_power": 0.5}, "lr_power must be in"),
     ],
 )
