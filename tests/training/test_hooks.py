@@ -6,6 +6,8 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -14,8 +16,13 @@ from recgrad.config import PipelineConfig
 from recgrad.config.check.training import SUMMARIES
 from recgrad.errors import ConfigError, RecgradError
 from recgrad.training.hooks import console
+from recgrad.training.hooks.base import StepReport
 from recgrad.training.hooks.early_stop import Watch
 from recgrad.training.hooks.events import _open_after
+from recgrad.training.hooks.log import LogRecord
+from recgrad.training.hooks.tensorboard import TensorBoard
+from recgrad.training.state import TrainState
+from recgrad.training.trainer import Trainer
 
 
 @pytest.mark.parametrize(
@@ -68,6 +75,56 @@ def test_tensorboard_holds_every_summary(config: PipelineConfig) -> None:
     (value,) = evaluation.Scalars("metric/auc")
     assert value.value == pytest.approx(result.metrics["auc"], rel=1e-6)
     assert value.step == result.step
+
+
+def record_of(step: int) -> LogRecord:
+    return LogRecord(step, 0, {"total": 0.5}, {}, {}, None, 1.0, 0.0, step, 0)
+
+
+def at(step: int, *, evaluation_due: bool = False) -> Trainer:
+    """As much of a trainer as TensorBoard looks at."""
+    state = TrainState(step=step, evaluation_due=evaluation_due)
+    return cast("Trainer", SimpleNamespace(state=state))
+
+
+def test_the_first_step_does_not_wait_for_tensorboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # an import of it raises
+    sink = TensorBoard(tmp_path)
+    sink.start(at(0))
+    sink.step(at(1), StepReport(1, {}, {}, None, 1, 0.0, 0.0))
+    with pytest.raises(ImportError):
+        sink.record(at(1), record_of(1))
+
+
+@pytest.mark.parametrize("evaluation_due", [False, True])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_tensorboard_forgets_what_came_after_the_checkpoint(
+    tmp_path: Path, goes_on: bool, evaluation_due: bool
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    killed = TensorBoard(tmp_path)
+    killed.start(at(0))
+    for step in (2, 4, 6):
+        killed.record(at(step), record_of(step))
+        killed.evaluation(at(step), {"auc": 0.5})
+    killed.close()
+    resumed = TensorBoard(tmp_path)
+    resumed.start(at(4, evaluation_due=evaluation_due))
+    if goes_on:
+        resumed.record(at(5), record_of(5))
+        resumed.evaluation(at(5), {"auc": 0.5})
+    resumed.end(at(5))
+    resumed.close()
+    found = []
+    for folder, tag in (("train", "loss/total"), ("eval_val", "metric/auc")):
+        events = EventAccumulator(str(tmp_path / folder))
+        events.Reload()
+        found.append([event.step for event in events.Scalars(tag)])
+    later = [5] if goes_on else []
+    assert found == [[2, 4, *later], [2, *([] if evaluation_due else [4]), *later]]
 
 
 def test_profiling_writes_a_trace(config: PipelineConfig) -> None:

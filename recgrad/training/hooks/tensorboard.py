@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 DEFAULT_SUMMARIES = ("loss", "learning_rate")
+TRAIN, EVALUATION = "train", "eval_val"
 
 
 class TensorBoard:
@@ -24,64 +25,67 @@ class TensorBoard:
     def __init__(self, model_dir: Path, summaries: Collection[str] = ()) -> None:
         self.summaries = frozenset(summaries or DEFAULT_SUMMARIES)
         self.model_dir = model_dir
-        self._train: SummaryWriter | None = None
-        self._evaluation: SummaryWriter | None = None
+        self._purge: dict[str, int | None] = {}
+        self._writers: dict[str, SummaryWriter] = {}
 
     def start(self, trainer: Trainer) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         # What an interrupted run wrote after the checkpoint is purged by the reader.
         state = trainer.state
         trained = state.step + 1 if state.step else None
-        evaluated = state.step if state.evaluation_due else trained
-        self._train = SummaryWriter(str(self.model_dir / "train"), purge_step=trained)
-        self._evaluation = SummaryWriter(str(self.model_dir / "eval_val"), purge_step=evaluated)
+        self._purge = {TRAIN: trained, EVALUATION: state.step if state.evaluation_due else trained}
 
     def step(self, trainer: Trainer, report: StepReport) -> None:
         """Steps are not written one by one."""
 
     def record(self, trainer: Trainer, record: LogRecord) -> None:
-        assert self._train is not None
+        writer = self._writer(TRAIN)
         if "loss" in self.summaries:
             self._scalars("loss", record.losses, record.step)
         if "learning_rate" in self.summaries:
             self._scalars("lr", record.rates, record.step)
         self._scalars("metric", record.metrics, record.step)
-        self._train.add_scalar("samples_per_sec", record.samples_per_sec, record.step)
-        self._train.add_scalar("data_wait_share", record.data_wait_share, record.step)
+        writer.add_scalar("samples_per_sec", record.samples_per_sec, record.step)
+        writer.add_scalar("data_wait_share", record.data_wait_share, record.step)
         if "global_gradient_norm" in self.summaries and record.grad_norm is not None:
-            self._train.add_scalar("global_gradient_norm", record.grad_norm, record.step)
+            writer.add_scalar("global_gradient_norm", record.grad_norm, record.step)
         if self.summaries & {"parameter", "gradient", "gradient_norm"}:
             self._parameters(trainer, record.step)
 
     def evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        assert self._evaluation is not None
+        writer = self._writer(EVALUATION)
         for name, value in metrics.items():
-            self._evaluation.add_scalar(f"metric/{name}", value, trainer.state.step)
+            writer.add_scalar(f"metric/{name}", value, trainer.state.step)
 
     def end(self, trainer: Trainer) -> None:
-        """Everything is written when it happens."""
+        """Have both files, whatever was written: they tell the reader what to purge."""
+        self._writer(TRAIN)
 
     def close(self) -> None:
-        for writer in (self._train, self._evaluation):
-            if writer is not None:
-                writer.close()
+        for writer in self._writers.values():
+            writer.close()
+
+    def _writer(self, name: str) -> SummaryWriter:
+        """One of the two writers, made when the first is wanted: the first step does not wait for it."""
+        if not self._writers:
+            from torch.utils.tensorboard import SummaryWriter
+
+            for folder, purge_step in self._purge.items():
+                self._writers[folder] = SummaryWriter(str(self.model_dir / folder), purge_step=purge_step)
+        return self._writers[name]
 
     def _scalars(self, family: str, values: Mapping[str, float], step: int) -> None:
-        assert self._train is not None
+        writer = self._writer(TRAIN)
         for name, value in values.items():
-            self._train.add_scalar(f"{family}/{name}", value, step)
+            writer.add_scalar(f"{family}/{name}", value, step)
 
     def _parameters(self, trainer: Trainer, step: int) -> None:
-        assert self._train is not None
+        writer = self._writer(TRAIN)
         for name, parameter in trainer.task.model.dense_named_parameters():
             if "parameter" in self.summaries:
-                self._train.add_histogram(f"parameter/{name}", parameter.detach(), step)
+                writer.add_histogram(f"parameter/{name}", parameter.detach(), step)
             if parameter.grad is None:
                 continue
             if "gradient" in self.summaries:
-                self._train.add_histogram(f"gradient/{name}", parameter.grad, step)
+                writer.add_histogram(f"gradient/{name}", parameter.grad, step)
             if "gradient_norm" in self.summaries:
-                self._train.add_scalar(
-                    f"gradient_norm/{name}", torch.linalg.vector_norm(parameter.grad), step
-                )
+                writer.add_scalar(f"gradient_norm/{name}", torch.linalg.vector_norm(parameter.grad), step)
