@@ -8,11 +8,12 @@ from dataclasses import replace
 from functools import cached_property
 
 import pyarrow as pa
+import torch
 
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data.assembly import Assembler, Part, Piece, Unit, Window
 from recgrad.data.bad_rows import BadRowTally
-from recgrad.data.batch import Batch
+from recgrad.data.batch import Batch, KeyedJagged
 from recgrad.data.batching import Delivery, EncodedUnit, UnitEncoder
 from recgrad.data.coded import CodedEncoder
 from recgrad.data.features.base import Feature
@@ -131,7 +132,7 @@ class Loader:
         )
 
     def empty_batch(self) -> Batch:
-        """A batch of no rows, for a rank that has none where others have."""
+        """A batch of no rows, for a rank that has none where others have; its negatives have no ids."""
         return self._nothing.batch
 
     def _deliveries(self, epoch: int, position: Position | None) -> Iterator[Delivery]:
@@ -271,7 +272,21 @@ class Loader:
         schema = self._reader.schema
         table = pa.table({name: pa.array([], schema.field(name).type) for name in self._encoder.columns})
         window = Window(0, 0, (Piece(table, 0, 0),), replace(self._plan(0), shuffle=False))
-        return self._encoder(Unit(0, (Part(window, 0, 0),), (0, 0))).deliveries[0]
+        delivery = self._encoder(Unit(0, (Part(window, 0, 0),), (0, 0))).deliveries[0]
+        negatives = delivery.batch.negatives
+        if negatives is None:
+            return delivery
+        # Rows that are looked up count as touched, and some optimizers move them without a gradient.
+        batch = replace(delivery.batch, negatives=replace(negatives, sparse=_without_ids(negatives.sparse)))
+        return replace(delivery, batch=batch)
+
+
+def _without_ids(ids: KeyedJagged) -> KeyedJagged:
+    """The same bags, empty."""
+    weights = None if ids.weights is None else ids.weights[:0]
+    return KeyedJagged(
+        ids.keys, ids.values[:0], torch.zeros_like(ids.lengths), ids.bag_counts, weights, single=False
+    )
 
 
 def build_loader(

@@ -107,16 +107,6 @@ def test_a_timeout_of_nothing_is_refused() -> None:
         Processes().set_timeout(0)
 
 
-def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    environment = read_environment(TORCHRUN)
-    with pytest.raises(RecgradError, match="2 processes on this machine but 1 GPUs"):
-        group_module._device(environment)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert group_module._device(environment) == torch.device("cuda", 1)
-
-
 def test_large_tensors_are_reduced_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_module, "BUCKET_BYTES", 40)
     tensors = [torch.zeros(size) for size in (3, 4, 5, 20, 1)]

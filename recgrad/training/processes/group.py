@@ -45,10 +45,9 @@ class Processes:
         restarts: how often the launcher has started the run anew.
         is_main: whether this is rank 0, which talks and writes.
         distributed: whether a launcher started the run, so that there is a process group.
-        device: of this process's tensors.
     """
 
-    def __init__(self, environment: Environment | None = None, device: torch.device | None = None) -> None:
+    def __init__(self, environment: Environment | None = None) -> None:
         environment = environment or Environment()
         self.environment = environment
         self.rank = environment.rank
@@ -57,7 +56,6 @@ class Processes:
         self.restarts = environment.restarts
         self.distributed = environment.distributed
         self.is_main = self.rank == 0
-        self.device = device or torch.device("cpu")
         self.timeout_secs = DEFAULT_TIMEOUT_SECS
         self._pulse = Pulse(self.rank)
         self.doing = self._pulse.doing
@@ -133,8 +131,8 @@ class Processes:
 class _Group(Processes):
     """Processes with a process group, a notice board and signs of life."""
 
-    def __init__(self, environment: Environment, device: torch.device, timeout_secs: float) -> None:
-        super().__init__(environment, device)
+    def __init__(self, environment: Environment, timeout_secs: float) -> None:
+        super().__init__(environment)
         self.timeout_secs = timeout_secs
         # A launcher's store is there before the ranks are; rank 0 may come late with one of its own.
         wait_secs = min(timeout_secs, 60.0) if environment.agent_store else timeout_secs
@@ -152,10 +150,8 @@ class _Group(Processes):
     def open(self) -> None:
         """Meet the other ranks."""
         self.doing("meeting the other ranks")
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
         dist.init_process_group(
-            "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl",
+            "gloo",
             store=PrefixStore(f"group/{self.restarts}", self._store),
             rank=self.rank,
             world_size=self.world_size,
@@ -276,7 +272,7 @@ def open_processes(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> Iterator[Proce
     if not environment.distributed:
         yield Processes(environment)
         return
-    group = _Group(environment, _device(environment), timeout_secs)
+    group = _Group(environment, timeout_secs)
     try:
         with group.guard():
             group.open()
@@ -290,19 +286,6 @@ def _ignore_sigterm() -> None:
     """Let the process say why it ends: a launcher that sees another rank end asks it to go at once."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def _device(environment: Environment) -> torch.device:
-    """A GPU for each rank of this machine, or the CPU for all."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not gpus:
-        return torch.device("cpu")
-    if gpus < environment.local_world_size:
-        raise RecgradError(
-            f"{environment.local_world_size} processes on this machine but {gpus} GPUs; start at most {gpus} "
-            "(--nproc-per-node), or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on CPUs"
-        )
-    return torch.device("cuda", environment.local_rank)
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
