@@ -1,20 +1,26 @@
 """Registries: a component is one file that registers itself under its config name.
 
-A registry fills itself on first use by importing every module of its package whose name
-does not begin with an underscore, and by loading the Python entry points of the group
+A registry looks for its components on first use: in every module of its package whose name
+does not begin with an underscore, and in the Python entry points of the group
 `recgrad.<kind>s`, so a new file, here or in another distribution, is found without a list
-to keep.
+to keep. Names are read from the text of the modules; a module is imported when one of its
+components is asked for, since importing all of them takes longer than most commands do.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from recgrad.errors import RecgradError, nearest
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -39,51 +45,124 @@ class Registry(Generic[T]):
         self.kind = kind
         self.package = package
         self._entries: dict[str, T] = {}
-        self._filled = False
+        self._homes: dict[str, str | EntryPoint] = {}  # of names that are not imported yet
+        self._surveyed = False
 
     def register(self, name: str) -> Callable[[C], C]:
         """Class or function decorator that files its target under `name`."""
 
         def add(component: C) -> C:
-            if name in self._entries:
-                raise ValueError(f"{self.kind} '{name}' is registered twice")
+            home = self._homes.get(name)
+            if name in self._entries or (home is not None and home not in sys.modules):
+                raise self._twice(name)
+            self._homes.pop(name, None)
             self._entries[name] = component  # type: ignore[assignment]
             return component
 
         return add
 
     def __getitem__(self, name: str) -> T:
-        self._fill()
+        self._survey()
+        if name not in self._entries and name in self._homes:
+            self._load(name)
         if name not in self._entries:
-            raise UnknownNameError(f"no {self.kind} '{name}'{nearest(name, self._entries)}")
+            raise UnknownNameError(f"no {self.kind} '{name}'{nearest(name, self)}")
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:
-        self._fill()
-        return name in self._entries
+        self._survey()
+        return name in self._entries or name in self._homes
 
     def __iter__(self) -> Iterator[str]:
-        self._fill()
-        return iter(sorted(self._entries))
+        self._survey()
+        return iter(sorted({*self._entries, *self._homes}))
 
     def __len__(self) -> int:
-        self._fill()
-        return len(self._entries)
+        return len(list(iter(self)))
 
     def items(self) -> list[tuple[str, T]]:
         """(name, component) pairs, sorted by name."""
-        return [(name, self._entries[name]) for name in self]
+        self._survey()
+        for name in list(self._homes):
+            if name in self._homes:
+                self._load(name)
+        return sorted(self._entries.items())
 
-    def _fill(self) -> None:
-        if self._filled:
+    def _load(self, name: str) -> None:
+        """Import what registers a name."""
+        home = self._homes[name]
+        component = importlib.import_module(home) if isinstance(home, str) else home.load()
+        self._homes.pop(name, None)
+        if not isinstance(home, str):
+            self.register(name)(component)
+
+    def _survey(self) -> None:
+        """Find the names, here and in other distributions."""
+        if self._surveyed:
             return
-        self._filled = True
+        self._surveyed = True
         package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
-            if not module.name.startswith("_"):
-                importlib.import_module(f"{self.package}.{module.name}")
-        for entry in entry_points(group=f"recgrad.{self.kind.replace(' ', '_')}s"):
-            self.register(entry.name)(entry.load())
+        sources = {
+            f"{self.package}.{found.name}": found.module_finder
+            for found in pkgutil.iter_modules(package.__path__)
+            if not found.name.startswith("_")
+        }
+        called = self._variables()
+        names = {module: self._registered_in(module, finder, called) for module, finder in sources.items()}
+        for module, known in names.items():
+            # One that cannot be read may also make the decorator that another uses.
+            if None in names.values():
+                importlib.import_module(module)
+            elif known and module not in sys.modules:
+                for name in known:
+                    self._expect(name, module)
+        for entry in _entry_points().select(group=f"recgrad.{self.kind.replace(' ', '_')}s"):
+            self._expect(entry.name, entry)
+
+    def _expect(self, name: str, home: str | EntryPoint) -> None:
+        if name in self._entries or name in self._homes:
+            raise self._twice(name)
+        self._homes[name] = home
+
+    def _registered_in(
+        self, module: str, finder: Any, called: Mapping[str, list[Registry[Any]]]
+    ) -> list[str] | None:
+        """The names that a module's text registers here, or None if only importing it would tell."""
+        source = finder.find_spec(module).loader.get_source(module)
+        if source is None:
+            return None
+        found = _REGISTRATION.findall(source)
+        if len(found) != len(_MENTION.findall(source)):
+            return None
+        if any(len(called.get(variable, ())) != 1 for variable, _, _ in found):
+            return None
+        return [name for variable, _, name in found if self in called[variable]]
+
+    def _variables(self) -> dict[str, list[Registry[Any]]]:
+        """The registries that modules of the package have, by what they call them."""
+        called: dict[str, list[Registry[Any]]] = {}
+        for name, module in list(sys.modules.items()):
+            if name == self.package or name.startswith(f"{self.package}."):
+                for variable, value in list(vars(module).items()):
+                    if isinstance(value, Registry) and value not in called.setdefault(variable, []):
+                        called[variable].append(value)
+        return called
+
+    def _twice(self, name: str) -> ValueError:
+        return ValueError(f"{self.kind} '{name}' is registered twice")
+
+
+_REGISTRATION = re.compile(
+    r"""^@(?:\w+\.)*(\w+)\.register\((["'])([^"'\\\n]+)\2\)[ \t]*(?:\#.*)?$""", re.MULTILINE
+)
+_MENTION = re.compile(r"\.register\b")
+
+
+@functools.cache
+def _entry_points() -> Any:  # Python 3.10 has a type of its own for it
+    from importlib.metadata import entry_points
+
+    return entry_points()
 
 
 def import_object(class_path: str) -> Any:
