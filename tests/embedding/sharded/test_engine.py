@@ -154,17 +154,17 @@ def check_case(ranks: list[dict[str, Any]], case: str, world_size: int) -> None:
     losses, norms, engine = train_locally(world_size, name)
     for rank, result in enumerate(ranks):
         expected = [step[rank] for step in losses]
-        np.testing.assert_allclose(result[case][0], expected, rtol=2e-5, atol=2e-5, err_msg=case)
+        np.testing.assert_allclose(result[case][0], expected, rtol=1e-5, atol=1e-5, err_msg=case)
     shares = np.sqrt(sum(np.square(result[case][1]) for result in ranks))
-    np.testing.assert_allclose(shares, norms, rtol=1e-4, err_msg=case)
+    np.testing.assert_allclose(shares, norms, rtol=1e-5, err_msg=case)
     for table in engine.tables.values():
         weights, states = merged([result[case][2] for result in ranks], table.name, table.spec.dim)
         (part,) = table.parts()
         assert sorted(weights) == part.row_ids.tolist(), (case, table.name)
         for i, row in enumerate(part.row_ids.tolist()):
-            np.testing.assert_allclose(weights[row], part.weights[i], rtol=1e-4, atol=1e-5, err_msg=case)
+            np.testing.assert_allclose(weights[row], part.weights[i], rtol=1e-5, atol=2e-6, err_msg=case)
             for state, values in part.states.items():
-                np.testing.assert_allclose(states[row][state], values[i], rtol=1e-3, atol=1e-6, err_msg=case)
+                np.testing.assert_allclose(states[row][state], values[i], rtol=2e-5, atol=1e-6, err_msg=case)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
