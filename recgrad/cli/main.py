@@ -7,7 +7,7 @@ import inspect
 import logging
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from recgrad.cli.command import COMMANDS
 from recgrad.errors import ProcessError, RecgradError
@@ -20,7 +20,8 @@ EXIT_INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 2 for what the user can fix."""
     arguments = with_dashes(sys.argv[1:] if argv is None else argv)
-    args = build_parser().parse_args(arguments)
+    known = arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS
+    args = build_parser(known).parse_args(arguments)
     speak_plainly()
     try:
         return COMMANDS[args.command]().run(args)
@@ -61,15 +62,16 @@ def speak_plainly() -> None:
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def build_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The parser of some commands, of all by default."""
     parser = argparse.ArgumentParser(
         prog="recgrad", description="Train recommendation models from one config file."
     )
     parser.add_argument("--version", action="version", version=f"recgrad {__version__}")
     parser.set_defaults(debug=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, command in COMMANDS.items():
+    for name in names:
+        command = COMMANDS[name]
         text = inspect.cleandoc(command.__doc__ or "")
         sub = commands.add_parser(
             name,
