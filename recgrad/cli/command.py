@@ -29,12 +29,16 @@ class Command(ABC):
 
 @contextmanager
 def heavy_imports() -> Iterator[None]:
-    """Imports in here run without garbage collection: it would look at a million objects that all stay."""
+    """Imports in here run without garbage collection: it would look at a million objects that all stay.
+
+    Nor are they looked at later, however often memory is taken and given back.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if collects:
             gc.enable()
 

@@ -81,5 +81,7 @@ def test_garbage_collection_is_afterwards_as_it_was(collecting):
         with heavy_imports():
             assert not gc.isenabled()
         assert gc.isenabled() == collecting
+        assert gc.get_freeze_count() > 1_000, "what was imported is still looked at"
     finally:
+        gc.unfreeze()
         (gc.enable if was else gc.disable)()
