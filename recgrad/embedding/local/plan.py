@@ -88,7 +88,7 @@ PACK_FROM = 3  # ids per bag from which a copy of the gradients pays: it spares 
     SOURCES,  # int64 [sources, LOOKUP_COLUMNS]
     TABLES,  # int64 [tables, TABLE_COLUMNS]
     ROW_NUMBERS,  # result, int64: the distinct rows of each job, from its start
-    SLOTS,  # result, int64: their slots
+    SLOTS,  # result, int64: their slots, where the table is compact
     ENDS,  # result, int64: where their lists of gradients end
     GRADIENTS,  # result, int64 [occurrences]: addresses, row after row
     COEFFICIENTS,  # result, float32 [occurrences], where a job has them
@@ -215,9 +215,10 @@ def _number_rows(
             if row < 0 or row >= limit:
                 return -1
             number: Any = np.int64(load_i32(places + 4 * j))
-            while number >= 0 and load_i64(rows + 8 * number) != row:
-                j = (j + 1) & mask
-                number = np.int64(load_i32(places + 4 * j))
+            if not direct:
+                while number >= 0 and load_i64(rows + 8 * number) != row:
+                    j = (j + 1) & mask
+                    number = np.int64(load_i32(places + 4 * j))
             if number < 0:
                 number = distinct
                 distinct += 1
@@ -307,11 +308,7 @@ def _place_scaled(
 
 @njit(nogil=True)
 def _assign_slots(table: int, rows: int, slots: int, distinct: int) -> None:
-    """Slots of the distinct rows; rows that have none get the next."""
-    if field(table, INDEX) == 0:
-        for u in range(distinct):
-            store_i64(slots + 8 * u, load_i64(rows + 8 * u))
-        return
+    """Slots of the distinct rows of a compact table; rows that have none get the next."""
     before = field(table, COUNT)
     for u in range(min(16, distinct)):
         prefetch_entry(table, load_i64(rows + 8 * u))
@@ -359,4 +356,5 @@ def plan_tasks(arguments: Any) -> None:
                 at = _place_scaled(source, vector, stride, at, ends, gradients, field(a, COEFFICIENTS))
             else:
                 at = _place(source, vector, stride, at, ends, gradients)
-        _assign_slots(table, rows, field(a, SLOTS) + 8 * start, distinct)
+        if field(table, INDEX) != 0:
+            _assign_slots(table, rows, field(a, SLOTS) + 8 * start, distinct)

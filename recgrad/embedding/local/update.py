@@ -48,7 +48,7 @@ LIMIT, L2, DECOUPLED, SETTING_COLUMNS = range(4)
     TASK_JOBS,  # int64, the job of each task
     CUTS,  # int64, the first distinct row of each task
     ROW_NUMBERS,  # int64, of the distinct rows
-    SLOTS,  # int64, their slots
+    SLOTS,  # int64, their slots, where the table is compact
     ENDS,  # int64, where their lists of gradients end
     GRADIENTS,  # int64, addresses
     COEFFICIENTS,  # float32, of each gradient, where a job has them
@@ -111,6 +111,13 @@ def _job(a: int, job: int, column: int) -> int:
 
 
 @njit(nogil=True)
+def _slots(a: int, job: int) -> int:
+    """Where the slots of distinct rows are: those of a plain table are its row numbers."""
+    table = field(a, TABLES) + 8 * TABLE_COLUMNS * _job(a, job, JOB_TABLE)
+    return field(a, ROW_NUMBERS) if field(table, INDEX) == 0 else field(a, SLOTS)
+
+
+@njit(nogil=True)
 def next_task(a: int) -> Any:
     """The next task: its job and its range of distinct rows; job −1 when there are no more."""
     tasks, task_jobs, cuts = field(a, TASKS), field(a, TASK_JOBS), field(a, CUTS)
@@ -147,7 +154,7 @@ def _sum_rows(a: int, job: int, first: int, rows: int, out: int, fetch: bool) ->
     limit = load1(field(a, SETTINGS) + 4 * (job * SETTING_COLUMNS + LIMIT))
     scaled = _job(a, job, JOB_SCALED) != 0
     coefficients = field(a, COEFFICIENTS) if scaled else 0
-    slots, count, widths = field(a, SLOTS), field(a, STATES), field(a, STATE_WIDTHS)
+    slots, count, widths = _slots(a, job), field(a, STATES), field(a, STATE_WIDTHS)
     places = field(a, STATE_ADDRESSES) + 8 * job * max(count, 1)
     table = field(a, TABLES) + 8 * TABLE_COLUMNS * _job(a, job, JOB_TABLE)
     weights, stride = field(table, WEIGHTS), field(table, STRIDE)
@@ -181,7 +188,7 @@ def _sum_rows(a: int, job: int, first: int, rows: int, out: int, fetch: bool) ->
 @njit(nogil=True)
 def stage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int) -> None:
     """Bring gradients, weights and states of `rows` distinct rows into flat arrays at these addresses."""
-    dim, slots = field(a, DIM), field(a, SLOTS)
+    dim, slots = field(a, DIM), _slots(a, job)
     table = field(a, TABLES) + 8 * TABLE_COLUMNS * _job(a, job, JOB_TABLE)
     weights, stride, kind = field(table, WEIGHTS), field(table, STRIDE), field(table, KIND)
     count, widths = field(a, STATES), field(a, STATE_WIDTHS)
@@ -246,7 +253,7 @@ def _decay(a: int, job: int, size: int, w: int, g: int) -> None:
 @njit(nogil=True)
 def unstage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int) -> None:
     """Write weights and states back."""
-    dim, slots = field(a, DIM), field(a, SLOTS)
+    dim, slots = field(a, DIM), _slots(a, job)
     table = field(a, TABLES) + 8 * TABLE_COLUMNS * _job(a, job, JOB_TABLE)
     weights, stride, kind = field(table, WEIGHTS), field(table, STRIDE), field(table, KIND)
     count, widths = field(a, STATES), field(a, STATE_WIDTHS)
