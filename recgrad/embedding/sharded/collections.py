@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
@@ -54,8 +54,10 @@ class SequenceCollection(ShardedEmbeddingCollection):  # type: ignore[misc]
         """Rows draw their initial values when they are first seen."""
 
 
-class PooledSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
-    """Makes a `PooledCollection` of an EmbeddingBagCollection."""
+class _OwnKernels:
+    """What our sharders have in common, before TorchRec's in the order of classes."""
+
+    collection: ClassVar[Any]
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """What our kernels know; TorchRec itself leaves row-wise out on CPUs."""
@@ -68,29 +70,24 @@ class PooledSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
         env: ShardingEnv,
         device: Any = None,
         module_fqn: str | None = None,
-    ) -> PooledCollection:
+    ) -> Any:
         """The module's tables spread as `params` says."""
-        return PooledCollection(
-            module, params, env, self.fused_params, device, self.qcomm_codecs_registry, module_fqn
+        return self.collection(
+            module=module,
+            table_name_to_parameter_sharding=params,
+            env=env,
+            device=device,
+            module_fqn=module_fqn,
         )
 
 
-class SequenceSharder(EmbeddingCollectionSharder):  # type: ignore[misc]
+class PooledSharder(_OwnKernels, EmbeddingBagCollectionSharder):  # type: ignore[misc]
+    """Makes a `PooledCollection` of an EmbeddingBagCollection."""
+
+    collection = PooledCollection
+
+
+class SequenceSharder(_OwnKernels, EmbeddingCollectionSharder):  # type: ignore[misc]
     """Makes a `SequenceCollection` of an EmbeddingCollection."""
 
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """What our kernels know."""
-        return list(SHARDING_TYPES)
-
-    def shard(
-        self,
-        module: Any,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: Any = None,
-        module_fqn: str | None = None,
-    ) -> SequenceCollection:
-        """The module's tables spread as `params` says."""
-        return SequenceCollection(
-            module, params, env, self.fused_params, device, self.qcomm_codecs_registry, module_fqn=module_fqn
-        )
+    collection = SequenceCollection

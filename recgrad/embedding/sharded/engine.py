@@ -112,6 +112,7 @@ class ShardedEngine(nn.Module):
             sharding.sharding_type == ShardingType.ROW_WISE.value
             for sharding in plan.plan.get(POOLED, {}).values()
         )
+        self._trainable = frozenset(name for name, spec in specs.items() if spec.trainable)
         self._pending: set[str] = set()
         self._averaged = False
 
@@ -126,7 +127,7 @@ class ShardedEngine(nn.Module):
             DataError: an id of this rank's batch is outside its table.
         """
         if torch.is_grad_enabled():
-            self._pending |= {name for name, table in self.tables.items() if table.spec.trainable}
+            self._pending |= self._trainable
         rows = ids.bag_counts[0] if ids is not None and ids.bag_counts else 0
         counts = [ids_per_key(part) for part in (ids, sequences) if part is not None]
         values = [part.values for part in (ids, sequences) if part is not None]
@@ -150,10 +151,6 @@ class ShardedEngine(nn.Module):
         most = torch.tensor([rows])
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return int(most)
-
-    def state_dict(self, *args: Any, destination: Any = None, **kwargs: Any) -> Any:
-        """Nothing: tables are saved by their rows, and TorchRec would rename the entries of the whole model."""
-        return {} if destination is None else destination
 
     def memory(self) -> list[TableMemory]:
         """Touched rows and bytes by table, of this rank alone."""
