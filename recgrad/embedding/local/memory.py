@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from recgrad.errors import RecgradError
 
 HUGE_PAGE_BYTES = 2 << 20
+_LINE_BYTES = 64
 _NORESERVE = 0x4000  # MAP_NORESERVE on Linux: pages count against the limit when they are touched
 _ADVISE_HUGE = 14  # MADV_HUGEPAGE
 
@@ -31,6 +33,10 @@ class Region:
 
     def __init__(self, size: int, what: str, huge_after: int = 0) -> None:
         self.size = max(size, 1)
+        self._map: Any  # keeps the memory
+        if huge_after == 0 and self.size < HUGE_PAGE_BYTES:
+            self._map, self.address = _carve(self.size)
+            return
         reserved = self.size + HUGE_PAGE_BYTES
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NORESERVE if sys.platform == "linux" else 0)
         try:
@@ -55,6 +61,25 @@ class Region:
         buffer = (ctypes.c_char * size).from_address(self.address + offset)
         weakref.finalize(buffer, _release, self)
         return np.frombuffer(memoryview(buffer), dtype=dtype, count=count).reshape(shape)
+
+
+_CHUNK_BYTES = 8 << 20
+_carving = threading.Lock()
+_chunk: list[Any] = []  # the newest chunk and how much of it is taken
+
+
+def _carve(size: int) -> tuple[Any, int]:
+    """Memory for a small region: small ones lie together, so that they have huge pages too.
+
+    Returns what keeps it alive, and its address. A chunk lives as long as one of its regions.
+    """
+    size = -(-size // _LINE_BYTES) * _LINE_BYTES
+    with _carving:
+        if not _chunk or _chunk[1] + size > _CHUNK_BYTES:
+            _chunk[:] = [Region(_CHUNK_BYTES, "small tables"), 0]
+        chunk, taken = _chunk
+        _chunk[1] = taken + size
+    return chunk, chunk.address + taken
 
 
 def _release(region: Region) -> None:

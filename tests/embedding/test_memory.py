@@ -1,0 +1,35 @@
+"""Memory of tables: small regions share chunks of huge pages, and never each other's bytes."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recgrad.embedding.local.memory import Region
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, 3 << 20), min_size=1, max_size=20))
+def test_regions_are_zeroed_apart_and_aligned(sizes: list[int]) -> None:
+    regions = [Region(size, "test") for size in sizes]
+    arrays = [region.array(np.uint8, (size,)) for region, size in zip(regions, sizes, strict=True)]
+    for i, array in enumerate(arrays):
+        assert regions[i].address % 64 == 0
+        assert not array.any()
+        array[:] = i + 1
+    assert all((array == i + 1).all() for i, array in enumerate(arrays))
+
+
+def test_an_array_outlives_its_region_and_its_neighbours() -> None:
+    regions = [Region(1 << 20, "test") for _ in range(20)]  # several chunks
+    array = regions[3].array(np.int64, (1 << 17,))
+    array[:] = 7
+    del regions
+    gc.collect()
+    others = [Region(1 << 20, "test").array(np.int64, (1 << 17,)) for _ in range(20)]
+    for other in others:
+        other[:] = 1
+    assert (array == 7).all()
