@@ -22,6 +22,11 @@ NOT_FOR_A_RUN = [
     "sympy",
     "torchrec",
     "fbgemm_gpu",
+    "schedulefree",
+    "rich",
+    "recgrad.models.dssm",
+    "recgrad.data.readers.csv",
+    "recgrad.data.samplers.negative",
 ]
 
 SCRIPT = """

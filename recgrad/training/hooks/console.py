@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING
 
 from recgrad.training.hooks.base import StepReport
 from recgrad.training.hooks.log import LogRecord
 from recgrad.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 
 def build_console_sink(*, is_terminal: bool | None = None) -> ProgressBar | PlainLines:
@@ -50,6 +51,10 @@ class ProgressBar:
     """A live bar with step, throughput, losses, rates, metrics and the time that remains."""
 
     def __init__(self) -> None:
+        # Runs without a terminal do not wait for these.
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
