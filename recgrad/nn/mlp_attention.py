@@ -23,9 +23,9 @@ from torch.nn import functional as F
 
 from recgrad.nn.jagged import Segments, segment_sum
 from recgrad.nn.kernels import mlp_attention as k
-from recgrad.nn.kernels.launch import launch
 from recgrad.nn.kernels.simd import LANES, LINE
 from recgrad.nn.kernels.tiles import SLACK, TILE
+from recgrad.threads import run_on_threads
 
 SPAN = 128  # no span is longer; a row that is has several
 WINDOW = 64  # spans that begin in the same window of positions make a block
@@ -222,7 +222,7 @@ class _Arguments:
     def launch(self, kernel: Any) -> None:
         """Run a kernel."""
         self.slots[k.NEXT] = 0
-        launch(kernel, self.slots.ctypes.data, self.blocks.tasks)
+        run_on_threads(kernel, self.slots.ctypes.data, self.blocks.tasks)
 
     def _set_scratch(self) -> None:
         """Rooms that a task has for itself; the first holds a panel of M."""

@@ -1,26 +1,21 @@
-"""Running a kernel on torch's own threads.
+"""How kernels are called, and how they share out their tasks.
 
 A kernel is a C function of one pointer: to an int64 array whose first two numbers are
 counters and whose rest are its arguments. Every thread calls the same function and draws
 task numbers from the counters, so a kernel does not know how many threads it has and its
 result cannot depend on that.
-
-numba's own thread pools would spin beside torch's; libgomp, which torch has loaded, takes
-the kernel into the same pool. Where there is no libgomp, Python threads do.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from numba import types
+
+from recgrad.threads import run_on_threads
 
 Argument = int | npt.NDArray[Any]
 
@@ -45,32 +40,4 @@ def launch(kernel: Any, *arguments: Argument, tasks: int) -> None:
     values = [a if isinstance(a, int) else a.__array_interface__["data"][0] for a in arguments]
     packed = np.array([0, 0, *values], np.int64)
     address = packed.__array_interface__["data"][0]
-    threads = min(thread_count(), tasks)
-    if threads <= 1:
-        _caller(kernel.address)(address)
-    elif (openmp := _openmp()) is not None:
-        openmp(kernel.address, address, threads, 0)
-    else:
-        list(_pool(threads).map(_caller(kernel.address), [address] * threads))
-
-
-@cache
-def _caller(address: int) -> Callable[[int], None]:
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
-
-
-@lru_cache(maxsize=1)
-def _openmp() -> Any:
-    """GOMP_parallel(function, argument, threads, flags) of the OpenMP library that torch uses, or None."""
-    try:
-        function = ctypes.CDLL("libgomp.so.1").GOMP_parallel
-    except (OSError, AttributeError):
-        return None
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-    function.restype = None
-    return function
-
-
-@cache  # a kernel of few tasks takes fewer threads than the next: each number keeps its pool
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="recgrad-kernel")
+    run_on_threads(kernel, address, tasks)

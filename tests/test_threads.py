@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from recgrad.embedding.local import parallel
+from recgrad import threads
 from recgrad.embedding.local.engine import Ids, LocalEngine
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.optim.sparse import Adagrad
@@ -26,10 +26,10 @@ def no_libgomp(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             raise OSError(f"{name}: cannot open shared object file")
         return load(name, *args, **kwargs)
 
-    monkeypatch.setattr(parallel.ctypes, "CDLL", missing)
-    parallel._openmp.cache_clear()
+    monkeypatch.setattr(threads.ctypes, "CDLL", missing)
+    threads._openmp.cache_clear()
     yield
-    parallel._openmp.cache_clear()
+    threads._openmp.cache_clear()
 
 
 @pytest.fixture
@@ -58,25 +58,25 @@ def trained() -> list[np.ndarray]:
 def test_python_threads_give_the_same_bits(
     three_threads: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert parallel._openmp() is not None
+    assert threads._openmp() is not None
     expected = trained()
     request.getfixturevalue("no_libgomp")
-    assert parallel._openmp() is None
+    assert threads._openmp() is None
     asked: list[int] = []
-    pool = parallel._pool
+    pool = threads._pool
 
     def counted(threads: int) -> Any:
         asked.append(threads)
         return pool(threads)
 
-    monkeypatch.setattr(parallel, "_pool", counted)
+    monkeypatch.setattr(threads, "_pool", counted)
     for mine, theirs in zip(expected, trained(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert {2, 3} <= set(asked)  # two tables to plan, more tasks to look up and update
 
 
 def test_one_task_wakes_no_thread(three_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "_openmp", lambda: pytest.fail("asked for threads"))
+    monkeypatch.setattr(threads, "_openmp", lambda: pytest.fail("asked for threads"))
     engine = LocalEngine([TableSpec("t", 10, 4)], [LookupSpec("l", "k", "t")], keys=["k"])
     optimizer = Adagrad(engine, lr=0.1)
     engine(Ids(torch.tensor([3]), torch.ones(1, dtype=torch.int32), [1])).pooled(["l"]).sum().backward()

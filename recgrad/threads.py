@@ -1,7 +1,7 @@
-"""Running a kernel on torch's own threads.
+"""Running a compiled kernel on torch's own threads.
 
-numba's own thread pools would spin beside torch's; libgomp, which torch has loaded, takes the kernel
-into the same pool. Where there is no libgomp, Python threads do.
+numba's own thread pools would spin beside torch's; libgomp, which torch has loaded, takes the
+kernel into the same pool. Where there is no libgomp, Python threads do.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 
-def launch(kernel: Any, address: int, tasks: int) -> None:
+def run_on_threads(kernel: Any, address: int, tasks: int) -> None:
     """Call a kernel on each thread with the address of its argument block; returns when all are done.
 
     Args:
-        kernel: a compiled `numba.cfunc` of one int64; its threads draw tasks from the block.
+        kernel: a compiled `numba.cfunc` of one pointer; its threads draw tasks from the block.
         address: where the argument block begins.
         tasks: how many tasks there are; no more threads than that are woken.
     """
@@ -49,6 +49,6 @@ def _openmp() -> Any:
     return function
 
 
-@lru_cache(maxsize=1)
+@cache  # a kernel of few tasks takes fewer threads than the next: each number keeps its pool
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="recgrad-kernel")
