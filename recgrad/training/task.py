@@ -15,6 +15,7 @@ from recgrad.data.batch import Batch
 from recgrad.errors import ConfigError
 from recgrad.losses import Loss, build_loss
 from recgrad.losses.pareto import pareto_weights
+from recgrad.losses.weighting import normalize_weights
 from recgrad.metrics import build_metric, build_train_metric
 from recgrad.models.base import Model
 from recgrad.models.tasks import TaskSpec
@@ -129,6 +130,8 @@ class Head(nn.Module):
                 value = loss(outputs[self.spec.logits], labels, weights=weights, session=session)
             else:
                 value = outputs[self.spec.logits].sum()
+                if weights is not None:
+                    normalize_weights(weights)  # other ranks have rows and wait for this one's part
             yield f"{loss.config_name}{self.spec.suffix}", value * self.weighting.weight
 
     def predictions(self, outputs: Outputs) -> Iterator[tuple[str, Tensor]]:
