@@ -39,6 +39,7 @@ class Embedded:
         self._sequences = sequences
         self._bags = bags
         self._vectors = vectors
+        self._parts: dict[str, Tensor] | None = None
 
     def pooled(self, names: Sequence[str]) -> Tensor:
         """The outputs of these lookups side by side, [rows, sum of dims]."""
@@ -67,22 +68,18 @@ class Embedded:
             raise KeyError(f"no {kind} lookup '{name}'{nearest(name, known)}")
 
     def _columns(self, names: Sequence[str]) -> Tensor:
-        """Bags side by side: neighbours in TorchRec's output are taken together."""
-        spans: list[tuple[int, int]] = []
-        places = self._places()
-        for name in names:
-            start, stop = places[self._features.feature[name]]
-            if spans and spans[-1][1] == start:
-                spans[-1] = (spans[-1][0], stop)
-            else:
-                spans.append((start, stop))
-        values = self._bags.values()[: self._rows]
-        parts = [values[:, start:stop] for start, stop in spans]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-    def _places(self) -> dict[str, tuple[int, int]]:
-        offsets = self._bags.offset_per_key()
-        return {key: (offsets[i], offsets[i + 1]) for i, key in enumerate(self._bags.keys())}
+        """Bags side by side."""
+        features = [self._features.feature[name] for name in names]
+        values: Tensor = self._bags.values()
+        values = values if len(values) == self._rows else values[: self._rows]
+        if features == self._bags.keys():
+            return values
+        if self._parts is None:
+            # Split once: a slice for each lookup would get a gradient as large as all of them together.
+            parts = values.split(self._bags.length_per_key(), dim=1)
+            self._parts = dict(zip(self._bags.keys(), parts, strict=True))
+        wanted = [self._parts[feature] for feature in features]
+        return wanted[0] if len(wanted) == 1 else torch.cat(wanted, dim=1)
 
     def _summed(self, name: str) -> Tensor:
         """The vectors of single ids, added up by bag."""
