@@ -76,7 +76,7 @@ class Embedded:
             return values
         if self._parts is None:
             # Split once: a slice for each lookup would get a gradient as large as all of them together.
-            parts = values.split(self._bags.length_per_key(), dim=1)
+            parts = torch.split_with_sizes(values, self._bags.length_per_key(), dim=1)
             self._parts = dict(zip(self._bags.keys(), parts, strict=True))
         wanted = [self._parts[feature] for feature in features]
         return wanted[0] if len(wanted) == 1 else torch.cat(wanted, dim=1)
