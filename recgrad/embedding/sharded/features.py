@@ -20,6 +20,7 @@ class FeatureMap:
 
     Attributes:
         lookups: by name.
+        dims: by lookup, the width of its table.
         feature: by lookup, the feature of its table's collection.
         from_rows: lookups whose table is in the EmbeddingCollection.
         place: by lookup, its key's place among the keys of its kind.
@@ -29,6 +30,7 @@ class FeatureMap:
             they are).
         bag_means: for each of them, whether a bag's mean is wanted.
         row_inputs: the same of the second; keys are counted pooled ones first, then sequence ones.
+        smallest: of row keys, then of sequence keys: keys, rows and name of each key's smallest table.
     """
 
     lookups: Mapping[str, LookupSpec]

@@ -46,12 +46,6 @@ class ShardedTable:
     def _width(self, shard: Table, width: int) -> int:
         return shard.spec.dim if width == self.spec.dim else width
 
-    def touched_rows(self) -> tuple[Array, Array]:
-        """Numbers of the touched rows that this rank holds, ascending, and their places among them."""
-        found = [shard.touched_rows()[0] + _place(shard).first_row for shard in self.shards]
-        rows = np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
-        return rows, np.arange(len(rows))
-
     def parts(self) -> Iterator[TablePart]:
         """What this rank has to save: its shards; of copies, the first rank's."""
         if self.replicated and self.engine.rank:
