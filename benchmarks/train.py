@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -377,15 +378,19 @@ def start_bar(config: PipelineConfig, folder: Path, rounds: int) -> dict[str, An
     quick.train_config.log_step_count_steps = 1
     save_config(quick, small / "one_step.config")
     first, imports = [], []
+    # Bytecode is cached as where packages are installed, whatever this environment says.
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(small / "bytecode")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     for round_ in range(rounds + 1):
         model_dir = small / f"model-{round_}"
         started = time.time()
         command = [sys.executable, "-m", "recgrad", "train", str(small / "one_step.config")]
-        subprocess.run([*command, "--model_dir", str(model_dir)], check=True, capture_output=True)
+        command += ["--model_dir", str(model_dir)]
+        subprocess.run(command, check=True, capture_output=True, env=environment)
         events = map(json.loads, (model_dir / "events.jsonl").read_text().splitlines())
         first.append(next(event["time"] for event in events if event["kind"] == "train") - started)
         started = time.time()
-        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        subprocess.run([sys.executable, "-c", "import torch"], check=True, env=environment)
         imports.append(time.time() - started)
     # The first round warms the caches of the kernels and of the disk.
     first_s, import_s = statistics.median(first[1:]), statistics.median(imports[1:])

@@ -24,6 +24,8 @@ NOT_FOR_A_RUN = [
     "fbgemm_gpu",
     "schedulefree",
     "rich",
+    "pyarrow.csv",
+    "pyarrow.dataset",
     "recgrad.models.dssm",
     "recgrad.data.readers.csv",
     "recgrad.data.samplers.negative",
