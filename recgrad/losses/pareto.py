@@ -18,18 +18,20 @@ def pareto_weights(
     shared: Iterable[Tensor],
     minimum: Sequence[float] | None = None,
     *,
+    num_rows: int = 1,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """Weights w of task losses that minimise ‖Σ wᵢ·∇lossᵢ‖², Σw = 1, wᵢ ≥ minimumᵢ.
 
     Gradients are taken with respect to `shared`, the parameters that more than one task
-    uses, and averaged over ranks, so that the weights are the same on every rank. The
+    uses, and averaged over the rows of all ranks, so that the weights are the same on every rank. The
     graph is kept for the backward pass of Σ wᵢ·lossᵢ; the weights carry no gradient.
 
     Args:
         losses: one scalar a task.
         shared: tensors that require gradients; one that a loss does not reach counts as 0.
         minimum: least weight of each task, 0 by default; they sum to at most 1.
+        num_rows: how many rows the losses are means of.
         group: the ranks that train together.
 
     Returns:
@@ -42,8 +44,11 @@ def pareto_weights(
     rows = [_gradient(loss, tensors) for loss in losses]
     gradients = torch.stack(rows)
     if dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1:
+        total = torch.tensor(float(num_rows), device=gradients.device)
+        gradients = gradients * num_rows
         dist.all_reduce(gradients, group=group)
-        gradients = gradients / dist.get_world_size(group)
+        dist.all_reduce(total, group=group)
+        gradients = gradients / total.clamp(min=1)
     gradients = gradients.double()
     weights = min_norm_weights((gradients @ gradients.T).cpu().numpy(), bounds)
     return torch.from_numpy(weights).to(losses[0].device, losses[0].dtype)

@@ -8,7 +8,7 @@ from itertools import islice
 
 from recgrad.training.assembly import Training
 from recgrad.training.signals import StopRequest
-from recgrad.training.synchronize import Averager, even_batches
+from recgrad.training.synchronize import Averager, even_batches, rested_norms
 
 BATCH_NORM_BATCHES = 20
 
@@ -40,5 +40,6 @@ def _run_some_batches(training: Training, stop: StopRequest) -> None:
     own = islice(loader.epoch(0), BATCH_NORM_BATCHES)
     for batch in even_batches(own, loader, processes, stop, ask=True):
         stop.check()
-        training.task(batch)
+        with rested_norms(processes, training.task, batch.size):
+            training.task(batch)
     Averager(processes, training.task.model).statistics()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ def capture(training: Training, state: TrainState) -> Snapshot:
     The tree is whole on the first rank, which writes it, and empty on the others.
     """
     processes = training.processes
-    everyone = processes.gather((state.position, rng_state(), training.task.train_metrics_state()))
+    everyone = processes.collect((state.position, rng_state(), training.task.train_metrics_state()))
     with evaluated_weights(training):
         evaluated = _owned(dense_state(training.task.model)) if processes.is_main else {}
     tables = capture_tables(training.task.model.engine, training.sparse_optimizer)
@@ -40,11 +40,9 @@ def capture(training: Training, state: TrainState) -> Snapshot:
             **state.to_tree(),
             "position": None if positions[0] is None else join_positions(positions),
         },
-        "train_metrics": metrics[0],
-        "rng": generators[0],
     }
-    if len(everyone) > 1:
-        tree["ranks"] = [{"rng": rng, "train_metrics": own} for _, rng, own in everyone]
+    ranks = [{"train_metrics": own, "rng": rng} for own, rng in zip(metrics, generators, strict=True)]
+    tree.update(ranks[0] if len(ranks) == 1 else {"ranks": ranks})
     return Snapshot(state.step, {**_owned(tree), "model": evaluated}, tables)
 
 
@@ -174,10 +172,16 @@ def restore_tables(snapshot: Snapshot, engine: Any, optimizer: SparseOptimizer |
                 f"(has: {', '.join(sorted(known))})"
             )
         learns = optimizer is not None and table.name in optimizer.tables
-        for piece in table.pieces():
+        for piece in _own_pieces(table, known[table.name]):
             engine.import_table(piece.name, piece.row_ids, piece.weights)
             if learns and optimizer is not None:
                 optimizer.import_state(piece.name, piece.row_ids, dict(piece.states))
+
+
+def _own_pieces(saved: TableRows, table: Any) -> Iterator[TableRows]:
+    """What this rank holds of a saved table, some rows at a time."""
+    for rows in table.row_ranges() or [(0, 0)]:  # the state of the table as a whole is everyone's
+        yield from saved.pieces(rows)
 
 
 def _owned(value: Any) -> Any:

@@ -30,21 +30,20 @@ def evaluate(
     """The metrics by name over at most `num_steps` batches (0: all of them).
 
     The task comes back in the mode it was in; its training metrics and generators are untouched.
-    Several ranks evaluate their shares of the data, `num_steps` batches each; the metrics are those
-    of all their rows.
+    Several ranks share the batches, and the metrics are those of all their rows.
 
     Raises:
         InterruptedBySignal: `stop` was asked for; there are no metrics of a part of the data.
     """
     stop = stop or StopRequest()
+    processes = processes or Processes()
     was_training = task.training
     task.eval()
     task.reset_metrics()
     try:
         with torch.inference_mode():
-            batches = even_batches(
-                _limited(loader, num_steps), loader, processes or Processes(), stop, ask=True
-            )
+            own = _limited(loader, -(-num_steps // processes.world_size))
+            batches = even_batches(own, loader, processes, stop, ask=True)
             for number, batch in enumerate(batches, 1):
                 stop.check()
                 task.update_metrics(task(batch), batch)

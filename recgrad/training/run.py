@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from recgrad.training.checkpoint import CheckpointManager, read_checkpoint, reso
 from recgrad.training.evaluator import evaluate as evaluate_task
 from recgrad.training.hooks.console import describe_metrics
 from recgrad.training.preflight import ConfigSource, prepare_config
-from recgrad.training.processes import open_processes
+from recgrad.training.processes import Processes, open_processes
 from recgrad.training.runtime import seed_everything
 from recgrad.training.signals import StopRequest
 from recgrad.training.state import TrainState
@@ -114,8 +115,9 @@ def train(
         goes_on = continue_train or processes.restarts > 0
         start_from = _check_model_dir(folder, checkpoints, goes_on) if processes.is_main else None
         start_from = processes.broadcast(start_from)
-        seed_everything(settings.seed + RANK_SEED * processes.rank)
+        seed_everything(settings.seed)
         training = build_training(effective, processes)
+        seed_everything(settings.seed + RANK_SEED * processes.rank)
         state = _starting_state(training, effective, start_from, ignore_restore_optimizer)
         if processes.is_main:
             _write_effective_config(effective, folder)
@@ -232,8 +234,7 @@ def _run(
         checkpoints.wait()
     hint = ""
     if stop.signal is not None:
-        command = f"recgrad train {folder / CONFIG_FILE} --continue_train"
-        command += f" --nproc {processes.world_size}" if processes.distributed else ""
+        command = _command_to_go_on(folder, processes)
         where = "in the evaluation of" if state.evaluation_due else "after"
         hint = f"stopped {where} step {state.step}; go on with: {command}"
     return TrainResult(
@@ -245,6 +246,14 @@ def _run(
         exit_code=stop.exit_code,
         hint=hint,
     )
+
+
+def _command_to_go_on(folder: Path, processes: Processes) -> str:
+    config = shlex.quote(str(folder / CONFIG_FILE))
+    if processes.environment.local_world_size < processes.world_size:
+        return f"torchrun … -m recgrad.train_eval {config} --continue_train"
+    several = f" --nproc {processes.world_size}" if processes.distributed else ""
+    return f"recgrad train {config} --continue_train{several}"
 
 
 @contextmanager

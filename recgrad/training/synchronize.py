@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recgrad.data.batch import Batch
 from recgrad.data.loader import Loader
+from recgrad.optim.roles import batch_norms
 from recgrad.training.processes import Processes
 from recgrad.training.signals import StopRequest
 
@@ -71,6 +73,18 @@ def even_batches(
         yield loader.empty_batch() if batch is None else batch
 
 
+@contextmanager
+def rested_norms(processes: Processes, task: nn.Module, rows: int) -> Iterator[None]:
+    """Let BatchNorm go by its running statistics where a rank's batch has no variance; it would refuse."""
+    alike = processes.world_size == 1 or rows > 1
+    norms = [] if alike else [norm for norm in batch_norms(task) if norm.training]
+    for norm in norms:
+        norm.eval()
+    yield
+    for norm in norms:
+        norm.train()
+
+
 class Averager:
     """Averages the dense gradients over the ranks, and with them BatchNorm's running statistics.
 
@@ -79,21 +93,26 @@ class Averager:
 
     def __init__(self, processes: Processes, model: nn.Module) -> None:
         self._processes = processes
-        self._buffers = [
-            buffer
-            for name, buffer in model.named_buffers()
-            if buffer.is_floating_point() and not name.startswith("engine.")
-        ]
+        own = [buffer for name, buffer in model.named_buffers() if not name.startswith("engine.")]
+        self._buffers = [buffer for buffer in own if buffer.is_floating_point()]
+        self._counts = [norm.num_batches_tracked for norm in batch_norms(model)]
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Make each gradient its mean over the ranks; one that no rank has stays away."""
         device = parameters[0].device if parameters else torch.device("cpu")
         present = torch.tensor([float(p.grad is not None) for p in parameters], device=device)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        self._processes.average_([present, *gradients, *self._buffers])
+        self._average([present, *gradients])
         for parameter, gradient, anywhere in zip(parameters, gradients, present.tolist(), strict=True):
             parameter.grad = gradient if anywhere else None
 
     def statistics(self) -> None:
         """Average the statistics alone."""
-        self._processes.average_(self._buffers)
+        self._average([])
+
+    def _average(self, tensors: Sequence[Tensor]) -> None:
+        """Average tensors, statistics, and how many batches these are of, rounded up."""
+        counts = [count.float() for count in self._counts if count is not None]
+        self._processes.average_([*tensors, *self._buffers, *counts])
+        for own, mean in zip((c for c in self._counts if c is not None), counts, strict=True):
+            own.copy_(mean.ceil())

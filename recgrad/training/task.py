@@ -40,21 +40,22 @@ class Task(nn.Module):
         """Each term by name, and what is minimised as "total": their sum, or their Pareto sum."""
         by_head = [dict(head.losses(outputs, batch)) for head in self._heads()]
         terms = {name: loss for head in by_head for name, loss in head.items()}
-        total = self._combine([torch.stack(list(head.values())).sum() for head in by_head if head])
+        sums = [torch.stack(list(head.values())).sum() for head in by_head if head]
+        total = self._combine(sums, batch.size)
         if "regularization" in outputs:
             terms["regularization"] = outputs["regularization"]
             total = total + outputs["regularization"]
         terms["total"] = total
         return terms
 
-    def _combine(self, losses: Sequence[Tensor]) -> Tensor:
+    def _combine(self, losses: Sequence[Tensor], num_rows: int) -> Tensor:
         """The sum of the tasks' losses, weighted by Pareto where the model asks for it."""
         stacked = torch.stack(list(losses))
         if not (self.model.use_pareto_loss_weight and torch.is_grad_enabled()):
             return stacked.sum()
         shared = [parameter for _, parameter in self.model.shared_named_parameters()]
         minimum = [head.weighting.pareto_min_loss_weight for head in self._heads() if len(head.loss_terms)]
-        return (stacked * pareto_weights(losses, shared, minimum)).sum()
+        return (stacked * pareto_weights(losses, shared, minimum, num_rows=num_rows)).sum()
 
     def predictions(self, outputs: Outputs) -> dict[str, Tensor]:
         """What users see: `probs` (or `y` for regression), with the task's name behind it."""

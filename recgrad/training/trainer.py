@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from recgrad.data.batch import Batch
 from recgrad.data.loader import Loader, Position
@@ -21,7 +20,7 @@ from recgrad.training.hooks.base import Hook, StepReport
 from recgrad.training.processes import Processes
 from recgrad.training.signals import InterruptedBySignal, StopRequest
 from recgrad.training.state import TrainState
-from recgrad.training.synchronize import even_batches, share_losses
+from recgrad.training.synchronize import even_batches, rested_norms, share_losses
 from recgrad.training.task import Task
 
 REMEMBERED_NORMS = 5
@@ -183,32 +182,20 @@ class Trainer:
     def _train_batch(self, batch: Batch) -> bool:
         """One micro-batch; True when it completed an update."""
         self._doing("forward")
-        self._rest_norms(batch)
-        with self.updater.autocast():
+        with rested_norms(self.processes, self.task, batch.size), self.updater.autocast():
             outputs = self.task(batch)
             losses = self.task.losses(outputs, batch)
         values = {name: float(loss.detach()) for name, loss in losses.items()}
         shared = share_losses(self.processes, self.stop, batch.size, values)
-        self.task.train()
         if shared.broken:
             self._meet_non_finite(batch, values)
             return False
         self._doing("backward")
         self.updater.backward(losses["total"] if shared.share == 1 else losses["total"] * shared.share)
-        if batch.size:
-            self.task.update_train_metrics(outputs, batch)
+        self.task.update_train_metrics(outputs, batch)
         self._pending.add(shared.rows, shared.losses)
         self._doing("update")
         return self._note(self.updater.step(), batch)
-
-    def _rest_norms(self, batch: Batch) -> None:
-        """Let BatchNorm go by its running statistics where a batch has no variance; it would refuse."""
-        if not batch.size:
-            self.task.eval()
-        elif batch.size == 1:
-            for module in self.task.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
 
     def _doing(self, what: str) -> None:
         self.processes.doing(f"step {self.state.step + 1}: {what}")

@@ -99,6 +99,7 @@ class Table:
     """
 
     by_columns = False  # its rows are whole
+    divides_gradients = False  # it sees the gradients of bags, not those of their ids
 
     def __init__(
         self, spec: TableSpec, position: int, numbers: Array, parameters: Array, seed: int, engine: Any
@@ -256,6 +257,10 @@ class Table:
         rows, slots = self.touched_rows()
         for i in range(0, len(rows), chunk_rows):
             yield rows[i : i + chunk_rows], self.read(slots[i : i + chunk_rows])
+
+    def row_ranges(self) -> list[tuple[int, int]]:
+        """The rows that it holds."""
+        return [(0, self.spec.num_rows)]
 
     def parts(self) -> Iterator[TablePart]:
         """All that was learned."""

@@ -71,7 +71,9 @@ class ShardedEngine(nn.Module):
         check_specs(tables, lookups, specs, keys, sequence_keys)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.keys, self.sequence_keys = tuple(keys), tuple(sequence_keys)
-        self.features: FeatureMap = map_features(specs, lookups, self.keys, self.sequence_keys)
+        self.features: FeatureMap = map_features(
+            specs, lookups, self.keys, self.sequence_keys, weighted=weighted
+        )
         # A mean is a sum with weights, so that it comes out right however a bag's rows are spread.
         weighted = weighted or any(self.features.bag_means)
         self._means = torch.tensor(self.features.bag_means) if weighted else None

@@ -30,6 +30,7 @@ class FeatureMap:
             they are).
         bag_means: for each of them, whether a bag's mean is wanted.
         row_inputs: the same of the second; keys are counted pooled ones first, then sequence ones.
+        divided: tables of the EmbeddingCollection with bags whose mean is taken, or with weighted ids.
         smallest: of row keys, then of sequence keys: keys, rows and name of each key's smallest table.
     """
 
@@ -44,6 +45,7 @@ class FeatureMap:
     bag_means: tuple[bool, ...]
     row_inputs: tuple[tuple[str, ...], tuple[int, ...] | None]
     smallest: tuple[tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]], ...]
+    divided: frozenset[str]
 
     def limits(self, ids: bool, sequences: bool) -> tuple[Sequence[str], Sequence[int], Sequence[str]]:
         """Keys, with the rows and the name of the smallest table that each is looked up in."""
@@ -61,8 +63,10 @@ def map_features(
     lookups: Sequence[LookupSpec],
     keys: Sequence[str],
     sequence_keys: Sequence[str],
+    *,
+    weighted: bool,
 ) -> FeatureMap:
-    """The features for these lookups."""
+    """The features for these lookups; `weighted` when ids come with weights."""
     by_row = {spec.table for spec in lookups if spec.sequence}
     pooled: dict[str, dict[str, int]] = {}
     rows: dict[str, dict[str, int]] = {}
@@ -88,6 +92,9 @@ def map_features(
         smallest=tuple(
             _smallest(names, [s for s in lookups if s.sequence == sequence], specs)
             for names, sequence in ((keys, False), (sequence_keys, True))
+        ),
+        divided=frozenset(
+            spec.table for spec in lookups if spec.table in by_row and (weighted or spec.pooling == "mean")
         ),
     )
 

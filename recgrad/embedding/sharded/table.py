@@ -24,6 +24,8 @@ class ShardedTable:
         spec: the whole table.
         shards: tables of local engines; each knows its place in the whole.
         replicated: this rank's one shard is a copy of the whole table, as every rank has it.
+        divides_gradients: what it gets are the gradients of ids, of bags whose mean is taken or that are
+            weighted.
         by_columns: its rows are cut, and the pieces may lie on several ranks.
         handle: an empty tensor that stands for the table in an optimizer's param_groups.
     """
@@ -35,6 +37,7 @@ class ShardedTable:
         self.replicated = sharding_type == ShardingType.DATA_PARALLEL.value
         self.by_columns = sharding_type == ShardingType.COLUMN_WISE.value
         self.engine = engine
+        self.divides_gradients = spec.name in engine.features.divided
         self.handle = torch.empty(0, requires_grad=spec.trainable)
 
     def set_states(self, states: Sequence[tuple[str, int, float]]) -> None:
@@ -45,6 +48,11 @@ class ShardedTable:
 
     def _width(self, shard: Table, width: int) -> int:
         return shard.spec.dim if width == self.spec.dim else width
+
+    def row_ranges(self) -> list[tuple[int, int]]:
+        """The rows of the whole table that this rank holds, also in part."""
+        firsts = ((_place(shard).first_row, shard.spec.num_rows) for shard in self.shards)
+        return sorted({(first, first + count) for first, count in firsts})
 
     def parts(self) -> Iterator[TablePart]:
         """What this rank has to save: its shards; of copies, the first rank's."""

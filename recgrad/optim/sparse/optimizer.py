@@ -136,6 +136,12 @@ class SparseOptimizer(EagerOptimizer):
                     f"{kind.__name__} needs whole rows, but table '{table.name}' is spread by columns; "
                     "use sharding_types row_wise or table_wise for it"
                 )
+            if group["gradient_clipping"] and table.divides_gradients:
+                raise ValueError(
+                    f"gradient_clipping clamps the gradients of bags, but those of table '{table.name}' are "
+                    "means or weighted, and summed far from it, because it also serves sequences; leave "
+                    "gradient_clipping out, or give the sequence an embedding_name of its own"
+                )
             initials = [0.0 if s.initial is None else float(group[s.initial]) for s in kind.states]
             widths = [1 if s.per_row else table.spec.dim for s in kind.states]
             names = [s.name for s in kind.states]

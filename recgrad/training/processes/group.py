@@ -84,6 +84,14 @@ class Processes:
         dist.all_gather_object(values, value)
         return values
 
+    def collect(self, value: Any) -> list[Any]:
+        """What each rank gave, in the order of ranks, on rank 0; nothing on the others."""
+        if not self.distributed:
+            return [value]
+        values: list[Any] = [None] * self.world_size if self.is_main else []
+        dist.gather_object(value, values if self.is_main else None)
+        return values
+
     def broadcast(self, value: Any) -> Any:
         """What rank 0 gave; what others give is not looked at."""
         if not self.distributed:

@@ -181,3 +181,36 @@ def test_rules_over_whole_rows(run_ranks: Any) -> None:
     ranks = run_ranks(2, train_sharded, tuple(kind for kind in KINDS if kind != "column_wise"), names)
     for case in ranks[0]:
         check_case(ranks, case, 2)
+
+
+def refusals() -> list[str]:
+    """What an optimizer says that wants more of a table than a rank has."""
+    from recgrad.embedding.sharded.engine import ShardedEngine
+
+    def build(kind: str, mean: bool, name: str, **settings: Any) -> str:
+        tables = [TableSpec("item", 41, 8, sharding_types=(kind,))]
+        lookups = [
+            LookupSpec("item", "item", "item", pooling="mean" if mean else "sum"),
+            LookupSpec("clicks", "clicks", "item", sequence=True),
+        ]
+        engine = ShardedEngine(tables, lookups, keys=["item"], sequence_keys=["clicks"])
+        try:
+            SPARSE_OPTIMIZERS[name](engine, **settings)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    clipping = {"gradient_clipping": True, "max_gradient": 0.1}
+    return [
+        build("column_wise", False, "rowwise_adagrad_optimizer"),
+        build("column_wise", False, "adagrad_optimizer"),
+        build("row_wise", True, "sgd_optimizer", **clipping),
+        build("row_wise", False, "sgd_optimizer", **clipping),
+    ]
+
+
+def test_what_a_rank_cannot_compute_is_refused(run_ranks: Any) -> None:
+    by_columns, elementwise, divided, whole = run_ranks(2, refusals)[0]
+    assert "RowWiseAdagrad needs whole rows, but table 'item' is spread by columns" in by_columns
+    assert "those of table 'item' are means or weighted" in divided
+    assert (elementwise, whole) == ("", "")
