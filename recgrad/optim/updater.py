@@ -130,19 +130,9 @@ class Updater:
         return list({id(part.schedule): part.schedule for part in self.parts}.values())
 
     @property
-    def completes_update(self) -> bool:
-        """Whether the next micro-batch is the last of its update (the one to average over processes)."""
-        return self._micro_batches == self.accumulation_steps - 1
-
-    @property
     def accumulating(self) -> bool:
         """Whether micro-batches of an unfinished update are in."""
         return self._micro_batches > 0
-
-    @property
-    def uses_averaged_weights(self) -> bool:
-        """Whether evaluation sees other weights than training."""
-        return bool(self._averages)
 
     @property
     def reestimates_batch_norm(self) -> bool:

@@ -78,15 +78,6 @@ def test_discard_drops_what_is_accumulated(make_run):
     same(plain.model.weights(), other.model.weights(), rtol=1e-5, atol=1e-6)
 
 
-def test_completes_update_tells_the_last_micro_batch(make_run):
-    run = make_run("gradient_accumulation_steps: 3")
-    seen = []
-    for i in range(6):
-        seen.append(run.updater.completes_update)
-        run.micro(4, i)
-    assert seen == [False, False, True] * 2
-
-
 SCALER = "grad_scaler { init_scale: 1024 growth_interval: 3 }"
 
 

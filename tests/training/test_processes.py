@@ -48,7 +48,6 @@ def test_torchrun_tells_who_the_process_is() -> None:
         master_addr="node-0",
         master_port=29500,
         restarts=1,
-        max_restarts=3,
         agent_store=True,
         distributed=True,
     )

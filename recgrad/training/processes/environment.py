@@ -34,7 +34,6 @@ class Environment:
     master_addr: str = ""
     master_port: int = 0
     restarts: int = 0
-    max_restarts: int = 0
     agent_store: bool = False
     distributed: bool = False
 
@@ -56,7 +55,6 @@ def read_environment(env: Mapping[str, str] | None = None) -> Environment:
         master_addr=env["MASTER_ADDR"].strip(),
         master_port=_number(env, "MASTER_PORT"),
         restarts=_number(env, "TORCHELASTIC_RESTART_COUNT", 0),
-        max_restarts=_number(env, "TORCHELASTIC_MAX_RESTARTS", 0),
         agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         distributed=True,
     )
