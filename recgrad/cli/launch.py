@@ -22,6 +22,9 @@ HOST = "127.0.0.1"
 LOOK_SECS = 0.05
 # The others of a rank that failed notice at once and end by themselves, unless they hang.
 END_SECS = 30.0
+# Those that still wait for it to come cannot notice.
+MEET_SECS = 2.0
+MEETING = "meeting the other ranks"
 
 
 def launch(command: Sequence[str], nproc: int, *, max_restarts: int = 0, go_on: str = "") -> int:
@@ -122,12 +125,14 @@ class _Start:
     def watch(self, signals: _Signals) -> Outcome:
         """Wait until all processes have ended; those that hang after another's failure are killed."""
         failed_at: float | None = None
-        while any(process.poll() is None for process in self._ranks):
-            codes = [process.returncode for process in self._ranks]
+        # Each is asked each time: one that has ended must be seen while others run.
+        while None in (codes := [process.poll() for process in self._ranks]):
             if failed_at is None and any(code not in (None, *_STOPPED) for code in codes):
                 failed_at = time.monotonic()
-            if failed_at is not None and time.monotonic() - failed_at > END_SECS:
-                self.send(signal.SIGKILL)
+            if failed_at is not None:
+                waited = time.monotonic() - failed_at
+                if waited > END_SECS or (waited > MEET_SECS and self._meeting(codes)):
+                    self.send(signal.SIGKILL)
             time.sleep(LOOK_SECS)
         return judge(
             [process.returncode for process in self._ranks],
@@ -136,6 +141,12 @@ class _Start:
             failure=self._board.failure(),
             beats=self._board.beats(),
         )
+
+    def _meeting(self, codes: Sequence[int | None]) -> bool:
+        """Whether all ranks that run wait for the one that has ended, before the run has begun."""
+        beats = self._board.beats()
+        running = [beats[rank] for rank, code in enumerate(codes) if code is None]
+        return all(beat is None or beat.doing == MEETING for beat in running)
 
 
 _STOPPED = (0, *(128 + number for number in HANDLED))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +23,14 @@ from google.protobuf import text_format
 
 import recgrad
 from recgrad.config import PipelineConfig, save_config
+from recgrad.training.checkpoint import Snapshot, read_checkpoint
 
 BATCH = 32
 STEPS = 50
 ROWS = BATCH * STEPS
 EVAL_ROWS = 333
-TIMEOUT_SECS = 240
+TIMEOUT_SECS = 120
+TOLERANCE = 2e-5
 PROGRAM = Path(__file__).with_name("rank_jobs.py")
 
 BASE = """
@@ -40,8 +45,12 @@ data_config {
   dataset_type: ParquetDataset fg_mode: FG_NONE num_workers: 1 eval_batch_size: 40 label_fields: "label"
 }
 feature_configs { id_feature { feature_name: "user" num_buckets: 60 embedding_dim: 8 } }
-feature_configs { id_feature { feature_name: "item" num_buckets: 40 embedding_dim: 8 embedding_name: "items" } }
-feature_configs { id_feature { feature_name: "last" num_buckets: 40 embedding_dim: 8 embedding_name: "items" } }
+feature_configs {
+  id_feature { feature_name: "item" num_buckets: 40 embedding_dim: 8 embedding_name: "items" }
+}
+feature_configs {
+  id_feature { feature_name: "last" num_buckets: 40 embedding_dim: 8 embedding_name: "items" }
+}
 feature_configs { id_feature { feature_name: "city" num_buckets: 20 embedding_dim: 4 trainable: false } }
 feature_configs { id_feature { feature_name: "words" num_buckets: 30 embedding_dim: 4 pooling: "mean" } }
 feature_configs {
@@ -120,7 +129,10 @@ class Runs:
         config.data_config.batch_size = BATCH // ranks
         config.train_input_path = str(self.folder / f"train_{ranks}.parquet")
         config.eval_input_path = str(self.folder / "eval.parquet")
-        config.MergeFrom(text_format.Parse(text, PipelineConfig(), allow_unknown_field=False))
+        text_format.Merge(text, config)
+        if config.train_config.num_steps:
+            config.train_config.ClearField("num_epochs")
+            config.train_config.ClearField("save_checkpoints_epochs")
         return config
 
     def new_dir(self) -> Path:
@@ -146,23 +158,24 @@ class Runs:
         ports = free_ports(len(jobs))
         listed = [{**job, "port": port} for job, port in zip(jobs, ports, strict=True)]
         (self.folder / f"{number}.jobs").write_text(json.dumps(listed))
-        outs = [self.folder / f"{number}.rank_{rank}" for rank in range(count)]
+        outs = [self.folder / f"{number}_rank_{rank}.left" for rank in range(count)]
         processes = [
             subprocess.Popen(
                 [sys.executable, str(PROGRAM), str(self.folder / f"{number}.jobs"), str(outs[rank])],
                 env={**os.environ, **variables(rank, count)},
-                stdout=subprocess.PIPE,
+                stdout=outs[rank].with_suffix(".log").open("w"),
                 stderr=subprocess.STDOUT,
-                text=True,
             )
             for rank in range(count)
         ]
-        try:
-            said = [process.communicate(timeout=TIMEOUT_SECS)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        codes = [process.returncode for process in processes]
+        deadline = time.monotonic() + TIMEOUT_SECS
+        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        codes = [process.poll() for process in processes]
+        for process in processes:
+            process.kill()
+            process.wait()
+        said = [out.with_suffix(".log").read_text() for out in outs]
         assert codes == [0] * count, "\n".join(said)
         left = [pickle.loads(out.read_bytes()) for out in outs]
         return [list(job) for job in zip(*left, strict=True)]
@@ -181,12 +194,14 @@ def variables(rank: int, count: int) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    return ports
+    """Ports that nobody listens on, below those that connections take while the jobs run."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            if port not in found and probe.connect_ex(("127.0.0.1", port)):
+                found.append(port)
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -195,24 +210,85 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.fixture(scope="session")
-def deepfm() -> str:
-    """The model that `runs.config` has by default."""
-    return DEEPFM
+class Command:
+    """`recgrad …` in a process of its own.
 
+    Attributes:
+        process: of the command, or of the launcher where it starts several.
+        said: what it has written, known when it has ended.
+    """
 
-@pytest.fixture(scope="session")
-def command() -> Callable[..., subprocess.Popen[str]]:
-    """Starts `recgrad …` in a process."""
-
-    def start(*line: str) -> subprocess.Popen[str]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
+    def __init__(self, line: Sequence[str]) -> None:
+        # A file, unlike a pipe, takes all that the processes say while nobody reads.
+        self._out = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in wait()
+        self.process = subprocess.Popen(
             [sys.executable, "-m", "recgrad", *line],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=self._out,
+            stderr=subprocess.STDOUT,
         )
+        self.said = ""
 
-    return start
+    def wait(self, timeout: float = TIMEOUT_SECS) -> int:
+        """The exit code; a process that does not end in time is killed."""
+        try:
+            return self.process.wait(timeout)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self._out.seek(0)
+            self.said = self._out.read()
+            self._out.close()
+
+
+@pytest.fixture(scope="session")
+def command() -> Callable[..., Command]:
+    """Starts `recgrad …` in a process."""
+    return lambda *line: Command(line)
+
+
+def tables(snapshot: Snapshot) -> dict[str, dict[int, np.ndarray[Any, Any]]]:
+    """Rows by table and number, put together from the pieces of all ranks."""
+    found: dict[str, dict[int, Any]] = {}
+    for table in snapshot.tables:
+        rows = found.setdefault(table.name, {})
+        for piece in table.pieces():
+            rows.update(zip(piece.row_ids.tolist(), piece.weights, strict=True))
+    return found
+
+
+def _assert_same(one: Path | str, several: Path | str, step: int) -> None:
+    a, b = (read_checkpoint(Path(folder) / f"model.ckpt-{step}") for folder in (one, several))
+    assert list(a.tree["model"]) == list(b.tree["model"])
+    for name, value in a.tree["model"].items():
+        np.testing.assert_allclose(b.tree["model"][name], value, rtol=0, atol=TOLERANCE, err_msg=name)
+    left, right = tables(a), tables(b)
+    assert left.keys() == right.keys()
+    for name, rows in left.items():
+        assert rows.keys() == right[name].keys(), name
+        for number, row in rows.items():
+            np.testing.assert_allclose(right[name][number], row, rtol=0, atol=TOLERANCE, err_msg=name)
+
+
+def _assert_agree(left: Sequence[dict[str, Any]]) -> None:
+    """All ranks ended alike, with the same bits in every dense weight."""
+    for rank in left:
+        assert "error" not in rank, rank["error"]
+        assert rank["dense"]
+        for what in ("step", "metrics", "stopped", "rows"):
+            assert repr(rank[what]) == repr(left[0][what])  # as text, for metrics may be NaN
+        for name, value in rank["dense"].items():
+            if name.endswith("num_batches_tracked"):
+                continue  # of the rank's own batches, and without effect
+            assert value.tobytes() == left[0]["dense"][name].tobytes(), name
+
+
+@pytest.fixture(scope="session")
+def assert_same() -> Callable[..., None]:
+    """`assert_same(one, other, step)`: the checkpoints of two model_dirs are equal but for rounding."""
+    return _assert_same
+
+
+@pytest.fixture(scope="session")
+def assert_agree() -> Callable[..., None]:
+    return _assert_agree
