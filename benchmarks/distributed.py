@@ -24,6 +24,7 @@ wait for each other. Bytes are what ring algorithms send to others.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import socket
 import sys
@@ -121,6 +122,7 @@ def one_rank(
     if rank == 0:
         found.write_text(json.dumps(bars))
     dist.barrier()
+    gc.collect()  # TorchRec's modules hold the group, whose threads must end before Python does
     dist.destroy_process_group()
 
 
