@@ -128,8 +128,8 @@ def _default_types(spec: TableSpec, world_size: int, summed: bool) -> list[str]:
     Row-wise, every rank has a part of every bag and sends it: with W ranks, W times the bytes of
     whole tables, whose holder alone sends. The planner does not see that on CPUs and would spread even
     tables of ten rows. Measured with two ranks (DeepFM of benchmarks/distributed.py, 52 tables, batch
-    8192): ids, lookup and vectors of a step took 67 ms with whole tables and 150 ms row-wise, and a rank
-    sent 19 MB instead of 36. Vectors that are wanted one by one come from the one rank that has
+    8192): ids, lookup and vectors of a step took 66 ms with whole tables and 141 ms row-wise, and a rank
+    sent 20 MB instead of 37. Vectors that are wanted one by one come from the one rank that has
     them, so row-wise sends no more there.
     """
     if world_size == 1 or (summed and 4 * spec.num_rows * spec.dim <= SMALL_TABLE_BYTES):
