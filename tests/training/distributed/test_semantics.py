@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from recgrad.errors import ConfigError
+
 BATCH_NORM = """
 feature_groups { group_name: "all" group_type: DEEP feature_names: ["user", "item", "words", "price"] }
 dcn_v2 {
@@ -101,3 +103,22 @@ def test_all_ranks_end_with_the_same_bits(runs: Any, assert_agree: Callable[...,
         result, _ = runs.local(runs.config(*parts))
         assert left[0]["step"] == result.step
         assert left[0]["metrics"]["auc"] == pytest.approx(result.metrics["auc"], abs=0.05)
+
+
+def test_a_way_to_spread_tables_that_there_is_not_is_refused(runs: Any) -> None:
+    with pytest.raises(ConfigError, match="sharding_types") as caught:
+        runs.local(runs.config(training(spread("diagonal_wise"))))
+    assert "diagonal_wise" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_columns_apart_with_an_optimizer_of_whole_rows_are_refused(
+    runs: Any, command: Callable[..., Any]
+) -> None:
+    rows = "sparse_optimizer { rowwise_adagrad_optimizer { lr: 0.1 } }"
+    path = runs.job(runs.config(training(f"{rows} {spread('column_wise')}"), ranks=2))["config"]
+    run = command("train", path, "--model_dir", str(runs.new_dir()), "--nproc", "2")
+    assert run.wait() == 2, run.said
+    assert "Traceback" not in run.said
+    problem = next(line for line in run.said.splitlines() if "column_wise" in line)
+    assert "row" in problem
