@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import warnings
+from typing import NoReturn
 
 from recgrad.cli.command import COMMANDS, Command, heavy_imports
 from recgrad.cli.launch import launch
@@ -79,7 +80,20 @@ class Train(Command):
         )
         if environment.rank == 0:
             print(result.describe())
+        if environment.distributed:
+            leave_at_once(result.exit_code)
         return result.exit_code
+
+
+def leave_at_once(code: int) -> NoReturn:
+    """End a rank that has done its work without taking Python apart.
+
+    Objects of TorchRec may hold the process group to the last, and gloo's threads then abort a
+    process that Python ends around them: a finished run would count as crashed.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def check_processes(args: argparse.Namespace) -> None:
