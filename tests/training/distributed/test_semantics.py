@@ -120,5 +120,6 @@ def test_columns_apart_with_an_optimizer_of_whole_rows_are_refused(
     run = command("train", path, "--model_dir", str(runs.new_dir()), "--nproc", "2")
     assert run.wait() == 2, run.said
     assert "Traceback" not in run.said
-    problem = next(line for line in run.said.splitlines() if "column_wise" in line)
-    assert "row" in problem
+    last = run.said.splitlines()[-1]
+    assert "rowwise_adagrad_optimizer" in last
+    assert "is spread by columns; use sharding_types row_wise or table_wise" in last
