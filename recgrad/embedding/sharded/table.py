@@ -77,7 +77,7 @@ class ShardedTable:
         for shard, own, columns in self._own(rows):
             cut = {}
             for name, value in values.items():
-                state = np.asarray(value).reshape(len(rows), -1)[own]
+                state = np.asarray(value)[own]
                 cut[name] = state[:, columns] if state.shape[1] == self.spec.dim else state
             shard.import_states(rows[own] - _place(shard).first_row, cut)
 

@@ -108,6 +108,13 @@ def train_sharded(kinds: tuple[str, ...], names: tuple[str, ...]) -> dict[str, A
                 table: [(p.first_column, p.row_ids, p.weights, p.states) for p in own.parts()]
                 for table, own in engine.tables.items()
             }
+            # A rank may hold none of the rows that a checkpoint has of a table.
+            for table in optimizer.tables:
+                shapes = optimizer.state_shapes(table)
+                nothing = {
+                    state: np.empty((0, *shape), np.float32) for state, shape in shapes.items() if shape
+                }
+                optimizer.import_state(table, np.empty(0, np.int64), {**nothing, "t": np.array(STEPS)})
             # A model keeps its own names around the engine, and tables are none of its weights.
             model = torch.nn.ModuleDict({"dense": torch.nn.Linear(1, 1), "engine": engine})
             assert list(model.state_dict()) == ["dense.weight", "dense.bias"]
