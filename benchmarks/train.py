@@ -156,8 +156,10 @@ def loop_seconds(
         hooks=[*hooks, Save(), watch],
     )
     trainer.run()
+    ended = time.perf_counter()
     checkpoints.wait()
-    spent = time.perf_counter() if save_every else watch.marks[-1]
+    # What is left of the writing counts; closing logs, which both runs do after the last step, does not.
+    spent = watch.marks[-1] + time.perf_counter() - ended
     wait = sum(report.data_wait_secs for report in watch.reports[WARM_STEPS:])
     total = spent - watch.marks[WARM_STEPS - 1]
     return total / steps, wait / total
