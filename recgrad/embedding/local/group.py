@@ -27,7 +27,7 @@ from recgrad.embedding.local.layout import (
 )
 from recgrad.embedding.local.lookup import BAGS_PER_TASK, TASK_COLUMNS
 from recgrad.embedding.local.parallel import launch
-from recgrad.embedding.local.pending import SUMMED, Source, Tables, only
+from recgrad.embedding.local.pending import SUMMED, Source, Tables, only, per_output
 from recgrad.embedding.local.plan import JOB_ROWS, JOB_START
 from recgrad.embedding.local.planner import Plan, Planner
 from recgrad.embedding.local.simd import F32
@@ -263,7 +263,10 @@ class DimGroup:
         return self._planner.plan(sorted(sources, key=lambda s: s.order)) if sources else None
 
     def _limits(self, limits: dict[int, float]) -> dict[int, float]:
-        """The limits that are left to apply: a gradient is clamped once, before it is first summed."""
+        """The limits that are left to apply: an output's gradient is clamped once, before rows are summed."""
+        limited = frozenset(t for t, limit in limits.items() if limit != math.inf)
+        if limited:
+            self.sources = per_output(self.sources, limited, self.dim)
         summed: Tables = frozenset().union(*(s.tables for s in self.sources if s.order == SUMMED))
         for t in sorted(summed & limits.keys()):
             parts = self._waiting(frozenset((t,)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from recgrad.embedding.local.layout import TABLE, VECTOR_STRIDE, VECTORS
@@ -41,6 +43,11 @@ class Source:
         lines[:, VECTOR_STRIDE] = gradient.stride(0) * 4
         return Source(self.order, lines, self.tables, gradient, self.keep)
 
+    def of_line(self, i: int, dim: int) -> Tensor:
+        """The gradient that one line points to, [bags, dim]."""
+        column = (int(self.lines[i, VECTORS]) - self.gradient.data_ptr()) // 4
+        return self.gradient[:, column : column + dim]
+
 
 def only(source: Source, members: Tables) -> Source | None:
     """The part of a source that belongs to some tables."""
@@ -51,3 +58,37 @@ def only(source: Source, members: Tables) -> Source | None:
         return None
     mask = np.isin(source.lines[:, TABLE], list(common))
     return Source(source.order, source.lines[mask], common, source.gradient, source.keep)
+
+
+def per_output(sources: Sequence[Source], members: Tables, dim: int) -> list[Source]:
+    """The same gradients, with one for each output of some tables: the sum over the uses of it."""
+    uses: dict[tuple[int, bytes], list[tuple[Source, int]]] = {}
+    for source in sorted(sources, key=lambda s: s.order):
+        if source.order != SUMMED:
+            for i in np.flatnonzero(np.isin(source.lines[:, TABLE], list(members))).tolist():
+                output = (id(source.keep), source.lines[i, :VECTORS].tobytes())  # what it has looked up
+                uses.setdefault(output, []).append((source, i))
+    several = [own for own in uses.values() if len(own) > 1]
+    if not several:
+        return list(sources)
+    gone = {(id(source), i) for own in several for source, i in own}
+    rest = [_without(source, gone) for source in sources]
+    return [source for source in rest if len(source.lines)] + [_added(own, dim) for own in several]
+
+
+def _without(source: Source, gone: set[tuple[int, int]]) -> Source:
+    """A source without some of its lines."""
+    left = [i for i in range(len(source.lines)) if (id(source), i) not in gone]
+    lines = source.lines[left]
+    return Source(source.order, lines, frozenset(lines[:, TABLE].tolist()), source.gradient, source.keep)
+
+
+def _added(uses: Sequence[tuple[Source, int]], dim: int) -> Source:
+    """The sum of the gradients of one output."""
+    (source, i), *others = uses
+    total = source.of_line(i, dim).clone(memory_format=torch.contiguous_format)
+    for other, j in others:
+        total += other.of_line(j, dim)
+    line = source.lines[i : i + 1].copy()
+    line[:, VECTORS], line[:, VECTOR_STRIDE] = total.data_ptr(), 4 * dim
+    return Source(source.order, line, frozenset(line[:, TABLE].tolist()), total, source.keep)
