@@ -5,7 +5,8 @@
 1. DeepFM of the Criteo example (13 numeric and 26 id features, dim 16, deep 512-256-128, final 64,
    batch 8192) on a synthetic parquet file: throughput of the whole loop (reading, metrics, logging)
    over that of the same updates on a batch held in memory.
-2. The same run with a checkpoint every 100 steps over the run without.
+2. The same run with a checkpoint every 100 steps over the run without, from what a checkpoint adds to
+   a block of steps over the neighbouring block without one.
 3. Multi-tower DIN with three list features of up to 100 ids, batch 4096, widths of TorchEasyRec's
    example for the Taobao data (dim 16, attn_mlp 256-64, deep 512-256-128, final 64). The peer is the same
    model as TorchEasyRec's users have it on a CPU: torch.nn.Embedding tables, histories padded to the
@@ -37,19 +38,15 @@ from typing import Any
 import numpy as np
 import torch
 from google.protobuf import text_format
-from torch import Tensor, nn
+from peers.din import DIN_BATCH, check_same_outputs, din_batch, din_model, padded_model, torch_tables_model
+from torch import nn
 
 from recgrad.config import PipelineConfig, load_config, save_config
 from recgrad.config.proto.optimizer_pb2 import SparseOptimizer
-from recgrad.data.batch import Batch, KeyedDense, KeyedJagged
-from recgrad.data.features.spec import FeatureSpec, Kind
+from recgrad.data.batch import Batch
 from recgrad.data.synth import write_synth
 from recgrad.embedding.build import build_sparse_optimizer
-from recgrad.embedding.spec import LookupSpec, TableSpec
-from recgrad.models.group_plan import FeatureGroup
 from recgrad.models.multi_tower_din import MultiTowerDIN
-from recgrad.nn.encoders.din import DINEncoder
-from recgrad.nn.jagged import Segments, pad
 from recgrad.training.assembly import Training, build_hooks, build_training
 from recgrad.training.capture import capture
 from recgrad.training.checkpoint import CheckpointManager
@@ -60,9 +57,8 @@ from recgrad.training.trainer import RunLength, Trainer
 WARM_STEPS = 5
 TIMED_STEPS = 40
 CHECKPOINT_STEPS = 100
-DIN_ROWS = {"adgroup_id": 846_812, "cate_id": 12_961, "brand": 461_498}
-DIN_BATCH = 4096
-ATTENTION = [256, 64]
+BLOCK_STEPS = 10
+PAIRS = 4
 DIM = 16
 
 
@@ -122,7 +118,7 @@ def criteo_config(folder: Path) -> PipelineConfig:
 
 
 class Stopwatch(Hook):
-    """The seconds of each step, as the wall clock has them."""
+    """When each step was finished, as the wall clock has it."""
 
     def __init__(self) -> None:
         self.marks: list[float] = []
@@ -133,36 +129,76 @@ class Stopwatch(Hook):
         self.reports.append(report)
 
 
-def loop_seconds(
-    config: PipelineConfig, training: Training, folder: Path, steps: int, save_every: int
-) -> Any:
-    """A real run of `steps` steps after the warm ones: (seconds a step, share waiting for data)."""
+class SaveInTurn(Hook):
+    """Saves at the start of every other block of steps, and has the checkpoint written by its end.
+
+    Blocks come as without, with, with, without, so that a machine that grows faster or slower
+    favours neither.
+    """
+
+    def __init__(self, training: Training, checkpoints: CheckpointManager) -> None:
+        self.training = training
+        self.checkpoints = checkpoints
+
+    @staticmethod
+    def saves(block: int) -> bool:
+        return block % 4 in (1, 2)
+
+    def after_step(self, trainer: Trainer, report: StepReport) -> None:
+        block, place = divmod(report.step - WARM_STEPS - 1, BLOCK_STEPS)
+        if block >= 0 and self.saves(block):
+            if place == 0:
+                self.checkpoints.save(capture(self.training, trainer.state))
+            elif place == BLOCK_STEPS - 1:
+                self.checkpoints.wait()
+
+
+def watched_run(
+    config: PipelineConfig, training: Training, folder: Path, steps: int, *, saving: bool = False
+) -> Stopwatch:
+    """A real run of `steps` steps after the warm ones, its checkpoints in turns or none."""
     model_dir = folder / f"model-{time.monotonic_ns()}"
     model_dir.mkdir()
     watch = Stopwatch()
-    checkpoints = CheckpointManager(model_dir, keep_max=1)
-
-    class Save(Hook):
-        def after_step(self, trainer: Trainer, report: StepReport) -> None:
-            if save_every and report.step % save_every == 0:
-                checkpoints.save(capture(training, trainer.state))
-
     hooks = [hook for hook in build_hooks(config, model_dir) if type(hook).__name__ != "SaveCheckpoints"]
+    if saving:
+        hooks.append(SaveInTurn(training, CheckpointManager(model_dir, keep_max=1)))
     trainer = Trainer(
         task=training.task,
         loader=training.train_loader,
         updater=training.updater,
         length=RunLength(num_steps=WARM_STEPS + steps),
-        hooks=[*hooks, Save(), watch],
+        hooks=[*hooks, watch],
     )
     trainer.run()
-    ended = time.perf_counter()
-    checkpoints.wait()
-    # What is left of the writing counts; closing logs, which both runs do after the last step, does not.
-    spent = watch.marks[-1] + time.perf_counter() - ended
-    wait = sum(report.data_wait_secs for report in watch.reports[WARM_STEPS:])
-    total = spent - watch.marks[WARM_STEPS - 1]
-    return total / steps, wait / total
+    return watch
+
+
+def loop_seconds(config: PipelineConfig, training: Training, folder: Path, steps: int) -> tuple[float, float]:
+    """Seconds a step of a real run, and the share of them spent waiting for data."""
+    watch = watched_run(config, training, folder, steps)
+    total = watch.marks[-1] - watch.marks[WARM_STEPS - 1]
+    return total / steps, sum(report.data_wait_secs for report in watch.reports[WARM_STEPS:]) / total
+
+
+def saving_ratio(config: PipelineConfig, training: Training, folder: Path, pairs: int) -> float:
+    """Time of 100 steps with one checkpoint over without.
+
+    A checkpoint takes less than a step, and runs on this kind of machine differ by more than
+    that. So blocks of steps with and without one are neighbours in one run, and the median of
+    what a block with one takes longer is what a checkpoint costs.
+    """
+    watch = watched_run(config, training, folder, 2 * pairs * BLOCK_STEPS, saving=True)
+    edges = watch.marks[WARM_STEPS - 1 :: BLOCK_STEPS]
+    seconds = [after - before for before, after in pairwise(edges)]
+    longer = [
+        (second - first) * (1 if SaveInTurn.saves(2 * pair + 1) else -1)
+        for pair, (first, second) in enumerate(zip(seconds[::2], seconds[1::2], strict=True))
+    ]
+    plain = statistics.median(block for i, block in enumerate(seconds) if not SaveInTurn.saves(i))
+    cost, step = statistics.median(longer), plain / BLOCK_STEPS
+    print(f"        a checkpoint costs {cost:.3f} s, a step {step:.3f} s")
+    return 1 + cost / (CHECKPOINT_STEPS * step)
 
 
 def compute_seconds(training: Training, batch: Batch, steps: int) -> float:
@@ -180,145 +216,28 @@ def loop_bars(config: PipelineConfig, folder: Path, rounds: int) -> list[dict[st
     batch = next(iter(training.train_loader.epoch(0)))
     training.task.train()
     compute_seconds(training, batch, WARM_STEPS)
-    whole, compute, plain, saving, waits = [], [], [], [], []
+    ratios, speeds, memory_speeds, waits = [], [], [], []
     for _ in range(rounds):
-        seconds, wait = loop_seconds(config, training, folder, TIMED_STEPS, save_every=0)
-        whole.append(seconds)
+        seconds, wait = loop_seconds(config, training, folder, TIMED_STEPS)
+        compute = compute_seconds(training, batch, TIMED_STEPS)
+        ratios.append(compute / seconds)
         waits.append(wait)
-        compute.append(compute_seconds(training, batch, TIMED_STEPS))
-    for _ in range(max(1, rounds // 2)):
-        plain.append(loop_seconds(config, training, folder, CHECKPOINT_STEPS, save_every=0)[0])
-        saving.append(loop_seconds(config, training, folder, CHECKPOINT_STEPS, CHECKPOINT_STEPS)[0])
-    speed, memory_speed = (batch.size / statistics.median(seconds) for seconds in (whole, compute))
+        speeds.append(batch.size / seconds)
+        memory_speeds.append(batch.size / compute)
+    speed, memory_speed = statistics.median(speeds), statistics.median(memory_speeds)
     print(f"DeepFM: {speed:,.0f} samples/s in the loop, {memory_speed:,.0f} in memory")
     print(f"        waiting for data {statistics.median(waits):.1%} of the time")
-    ratio = statistics.median(compute) / statistics.median(whole)
-    slower = statistics.median(saving) / statistics.median(plain)
+    slower = saving_ratio(config, training, folder, PAIRS * rounds)
+    ratio = statistics.median(ratios)
     return [
         bar("throughput of the loop over the model's compute alone", ratio, 0.85, at_least=True),
         bar("time with a checkpoint every 100 steps over without", slower, 1.05, at_least=False),
     ]
 
 
-class TorchTables(nn.Module):
-    """The peer: an nn.Embedding a table, looked up and pooled by torch."""
-
-    def __init__(
-        self,
-        tables: Sequence[TableSpec],
-        lookups: Sequence[LookupSpec],
-        *,
-        keys: Sequence[str],
-        sequence_keys: Sequence[str] = (),
-        seed: int = 0,
-    ) -> None:
-        super().__init__()
-        self.specs = {spec.name: spec for spec in lookups}
-        self.keys, self.sequence_keys = list(keys), list(sequence_keys)
-        self.weights = nn.ModuleDict({spec.name: nn.Embedding(spec.num_rows, spec.dim) for spec in tables})
-
-    def forward(self, ids: KeyedJagged, sequences: KeyedJagged | None = None) -> TorchEmbedded:
-        return TorchEmbedded(self, ids, sequences)
-
-
-class TorchEmbedded:
-    def __init__(self, tables: TorchTables, ids: KeyedJagged, sequences: KeyedJagged | None) -> None:
-        self.tables, self.ids, self.sequences = tables, ids, sequences
-
-    def pooled(self, names: Sequence[str]) -> Tensor:
-        return torch.cat([self._look_up(name, self.ids) for name in names], dim=1)
-
-    def sequence(self, name: str) -> Tensor:
-        assert self.sequences is not None
-        return self._look_up(name, self.sequences)
-
-    def _look_up(self, name: str, ids: KeyedJagged) -> Tensor:
-        """Every bag of these features holds one id, so pooling is the lookup itself."""
-        spec = self.tables.specs[name]
-        rows: Tensor = self.tables.weights[spec.table](ids[spec.key].values)
-        return rows
-
-
-def din_features() -> list[FeatureSpec]:
-    def spec(name: str, rows: int, sequence: bool) -> FeatureSpec:
-        table = name.removeprefix("click_seq__")
-        return FeatureSpec(
-            name, Kind.SPARSE, sequence=sequence, sequence_name="click_seq" if sequence else None,
-            num_rows=rows, embedding_dim=DIM, embedding_name=table,
-        )  # fmt: skip
-
-    items = [spec(name, rows, sequence=False) for name, rows in DIN_ROWS.items()]
-    return items + [spec(f"click_seq__{name}", rows, sequence=True) for name, rows in DIN_ROWS.items()]
-
-
-def din_batch(rng: np.random.Generator) -> Batch:
-    lengths = rng.integers(1, 101, DIN_BATCH).astype(np.int32)
-    positions = int(lengths.sum())
-
-    def ids(count: int) -> Tensor:
-        return torch.from_numpy(np.concatenate([rng.integers(0, rows, count) for rows in DIN_ROWS.values()]))
-
-    def jagged(keys: Sequence[str], count: int) -> KeyedJagged:
-        ones = torch.ones(len(keys) * count, dtype=torch.int32)
-        return KeyedJagged(tuple(keys), ids(count), ones, (count,) * len(keys), single=True)
-
-    names = list(DIN_ROWS)
-    return Batch(
-        size=DIN_BATCH,
-        dense=KeyedDense((), (), torch.empty(DIN_BATCH, 0)),
-        sparse=jagged(names, DIN_BATCH),
-        sequence_lengths={f"click_seq__{name}": torch.from_numpy(lengths) for name in names},
-        sequence_sparse=jagged([f"click_seq__{name}" for name in names], positions),
-        labels={"label": torch.from_numpy(rng.integers(0, 2, DIN_BATCH)).float()},
-    )
-
-
-def din_model(engine: Any = None) -> MultiTowerDIN:
-    sequence = [f"click_seq__{name}" for name in DIN_ROWS]
-    groups = [FeatureGroup("deep", list(DIN_ROWS)), FeatureGroup("seq", [*DIN_ROWS, *sequence], "SEQUENCE")]
-    return MultiTowerDIN(
-        din_features(),
-        groups,
-        engine=engine,
-        towers=[{"input": "deep", "mlp": {"hidden_units": [512, 256, 128]}}],
-        din_towers=[{"input": "seq", "attn_mlp": {"hidden_units": ATTENTION}}],
-        final={"hidden_units": [64]},
-    )
-
-
-class PaddedDIN(nn.Module):
-    """The peer's attention, over histories that are padded to the longest."""
-
-    def __init__(self, dim: int, hidden_units: Sequence[int]) -> None:
-        super().__init__()
-        widths = [4 * dim, *hidden_units]
-        self.mlp = nn.Sequential()
-        for i, (a, b) in enumerate(pairwise(widths)):
-            self.mlp.add_module(f"linear{i}", nn.Linear(a, b))
-            self.mlp.add_module(f"activation{i}", nn.ReLU())
-        self.score = nn.Linear(widths[-1], 1, bias=False)
-
-    def forward(self, query: Tensor, sequence: Tensor, lengths: Tensor) -> Tensor:
-        padded = pad(sequence, Segments.from_lengths(lengths, len(sequence)))
-        wide = query.unsqueeze(1).expand_as(padded)
-        inputs = torch.cat([wide, padded, wide - padded, wide * padded], dim=2)
-        scores = self.score(self.mlp(inputs)).squeeze(2)
-        exists = torch.arange(padded.shape[1]) < lengths.unsqueeze(1)
-        weights = scores.masked_fill(~exists, -torch.inf).softmax(dim=1)
-        return torch.bmm(weights.unsqueeze(1), padded).squeeze(1)
-
-
-def padded_model() -> MultiTowerDIN:
-    model = din_model(TorchTables)
-    (din,) = model.dins
-    assert isinstance(din, DINEncoder)
-    model.dins[0] = PaddedDIN(din.sequence_dim, ATTENTION)
-    return model
-
-
 def din_bar(rounds: int) -> dict[str, Any]:
     batch = din_batch(np.random.default_rng(0))
-    ours, padded, tables = din_model(), padded_model(), din_model(TorchTables)
+    ours, padded, tables = din_model(), padded_model(), torch_tables_model()
     for peer in (padded, tables):
         check_same_outputs(ours, peer, batch)
     sparse_config = text_format.Parse("adam_optimizer { lr: 0.001 }", SparseOptimizer())
@@ -341,22 +260,6 @@ def din_bar(rounds: int) -> dict[str, Any]:
     print(f"        {speeds['tables']} with torch's tables and dense Adam, but our attention")
     ratio = seconds["padded"] / seconds["ours"]
     return bar("multi-tower DIN over padded, torch tables and dense Adam", ratio, 20, at_least=True)
-
-
-def check_same_outputs(ours: MultiTowerDIN, peer: MultiTowerDIN, batch: Batch) -> None:
-    """Give the peer our layers, and our tables the rows of the peer's, and compare the logits."""
-    own = {name: p for name, p in ours.state_dict().items() if not name.startswith("engine.")}
-    missing, unexpected = peer.load_state_dict(own, strict=False)
-    assert not unexpected, unexpected
-    assert all(name.startswith("engine.") for name in missing), missing
-    for name, rows in DIN_ROWS.items():
-        used = torch.cat([batch.sparse[name].values, batch.sequence_sparse[f"click_seq__{name}"].values])
-        ids = torch.unique(used)
-        assert ids.max() < rows
-        ours.engine.import_table(name, ids.numpy(), peer.engine.weights[name].weight[ids].detach().numpy())
-    with torch.no_grad():
-        a, b = ours(batch)["logits"], peer(batch)["logits"]
-    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def step_of(model: MultiTowerDIN, batch: Batch, optimizers: Sequence[Any]) -> Callable[[], None]:
