@@ -50,5 +50,6 @@ model          {model_dir} (checkpoints, pipeline.config, events, TensorBoard)
 next: recgrad eval {folder}/deepfm.config
       recgrad predict {folder}/deepfm.config --predict_input_path {folder}/eval.parquet \\
           --predict_output_path {folder}/predictions.parquet --reserved_columns user_id,label
+      recgrad report {model_dir}
       tensorboard --logdir {model_dir}""")
         return 0
