@@ -27,8 +27,9 @@ def prepare_config(
     eval_input_path: str | None = None,
     model_dir: str | Path | None = None,
     fine_tune_checkpoint: str | None = None,
+    ranks: int | None = None,
 ) -> tuple[PipelineConfig, Report]:
-    """The config as it will run, with what was found wrong with it."""
+    """The config as it will run, with what was found wrong with it; `ranks` as for `check_config`."""
     config, locations = _effective(
         source,
         edit_config_json,
@@ -41,7 +42,7 @@ def prepare_config(
     if fine_tune_checkpoint is not None:
         config.train_config.fine_tune_checkpoint = fine_tune_checkpoint
         locations.forget("train_config.fine_tune_checkpoint")
-    return config, check_config(config, locations=locations, available=available())
+    return config, check_config(config, locations=locations, available=available(), ranks=ranks)
 
 
 def check_everything(

@@ -96,6 +96,7 @@ def train(
             eval_input_path=eval_input_path,
             model_dir=model_dir,
             fine_tune_checkpoint=fine_tune_checkpoint,
+            ranks=processes.world_size if processes.distributed else 0,
         )
         report.raise_problems()
         for hint in report.hints:

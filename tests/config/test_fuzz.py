@@ -225,7 +225,7 @@ def test_a_million_edit_paths() -> None:
 def test_any_message_can_be_checked(configs: st.SearchStrategy[PipelineConfig], data: st.DataObject) -> None:
     config = data.draw(configs)
     available = {"model": ["deepfm"], "feature": ["id_feature", "sequence_feature"], "loss": []}
-    for options in ({}, {"available": available, "rows": 1000, "cpu_flags": []}):
+    for options in ({}, {"available": available, "rows": 1000, "ranks": 0, "cpu_flags": []}):
         report = survives(lambda options=options: check_config(config, **options))
         assert report is not None
         assert report.problems

@@ -51,6 +51,20 @@ def test_fields_without_effect(hints: Hints, path: str, value: object, expected:
     assert hints({path: value}) == ([] if expected is None else [f"{path}: {expected}"])
 
 
+def test_constraints_of_tables_mean_nothing_to_a_process_alone(hints: Hints) -> None:
+    everywhere = {"train_config.global_embedding_constraints": {"sharding_types": ["row_wise"]}}
+    why = "has no effect in one process; it is for several (recgrad train --nproc N, or torchrun)"
+    assert hints(everywhere, ranks=0) == [f"train_config.global_embedding_constraints: {why}"]
+    for ranks in (None, 1, 2):
+        assert hints(everywhere, ranks=ranks) == []
+    one = "feature_configs[13].id_feature.embedding_constraints"
+    assert hints({one: {"sharding_types": ["row_wise"]}}, ranks=0) == [f"{one}: {why}"]
+    both = {**everywhere, one: {"sharding_types": ["row_wise"]}}
+    assert hints(both, ranks=0) == [
+        f"train_config.global_embedding_constraints: {why}; the same holds for 1 more"
+    ]
+
+
 @pytest.mark.parametrize(
     ("rows", "decay", "expected"),
     [

@@ -69,6 +69,18 @@ def test_all_problems_come_at_once_before_data_is_read(config: PipelineConfig) -
     assert not Path(config.model_dir).exists()
 
 
+def test_a_run_of_one_process_says_once_that_it_spreads_no_tables(
+    config: PipelineConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    config.train_config.global_embedding_constraints.sharding_types.append("row_wise")
+    for feature in config.feature_configs:
+        if feature.HasField("id_feature"):
+            feature.id_feature.embedding_constraints.sharding_types.append("row_wise")
+    recgrad.train(config)
+    (said,) = [line for line in caplog.messages if "constraints" in line]
+    assert said.startswith("hint: train_config.global_embedding_constraints: has no effect in one process")
+
+
 def test_num_steps_ends_the_run_there(config: PipelineConfig) -> None:
     config.train_config.ClearField("num_epochs")
     config.train_config.ClearField("save_checkpoints_epochs")

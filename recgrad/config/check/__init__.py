@@ -17,6 +17,7 @@ def check_config(
     locations: Locations | None = None,
     available: Mapping[str, Iterable[str]] | None = None,
     rows: int | None = None,
+    ranks: int | None = None,
     cpu_flags: Collection[str] | None = None,
 ) -> Report:
     """Every problem of a config, and hints on what is unusual in it.
@@ -29,13 +30,14 @@ def check_config(
             `sampler`, `sequence_encoder`); asking for another is a problem. Kinds that are
             left out are not checked.
         rows: rows of the training data, when known, for hints.
+        ranks: processes that a launcher has started, when known, for hints; 0 for a process without one.
         cpu_flags: what the CPU can do, as /proc/cpuinfo says it; read from there when None.
     """
     # The registry costs more to import than loading a config does.
     from recgrad.config.check.rule import CHECKS, Context
 
     names = None if available is None else {kind: frozenset(known) for kind, known in available.items()}
-    context = Context(config, locations or Locations(), names, rows, cpu_flags)
+    context = Context(config, locations or Locations(), names, rows, ranks, cpu_flags)
     for _, rule in CHECKS.items():
         rule(context)
     return context.report()

@@ -105,6 +105,18 @@ def hint_bf16(context: Context) -> None:
         )
 
 
+@CHECKS.register("hint: constraints of tables")
+def hint_constraints(context: Context) -> None:
+    """Ways to spread tables over processes, where there is one process."""
+    if context.ranks != 0:
+        return
+    first, *others = [node.path for node in context.of("ParameterConstraints")] or [""]
+    if first:
+        more = f"; the same holds for {len(others)} more" if others else ""
+        what = "has no effect in one process; it is for several (recgrad train --nproc N, or torchrun)"
+        context.hint(first, what + more)
+
+
 @CHECKS.register("hint: unused features")
 def hint_unused(context: Context) -> None:
     """Features that are read and encoded for nothing."""

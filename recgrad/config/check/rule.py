@@ -68,12 +68,14 @@ class Context:
         locations: Locations,
         available: Mapping[str, Collection[str]] | None,
         rows: int | None,
+        ranks: int | None,
         cpu_flags: Collection[str] | None,
     ) -> None:
         self.config = config
         self.locations = locations
         self.available = available
         self.rows = rows
+        self.ranks = ranks
         self.cpu_flags = cpu_flags
         self._problems: list[tuple[int, Problem]] = []
         self._hints: list[tuple[int, Problem]] = []
