@@ -87,13 +87,18 @@ def test_usual_weight_decay_falls_with_the_data() -> None:
 
 def test_large_batches_want_a_warmup(hints: Hints) -> None:
     no_warmup = {"train_config.dense_optimizer.constant_learning_rate": {}}
-    assert hints(no_warmup) == [
-        "train_config.dense_optimizer: no warm-up with a batch of 4096 rows; above 1000 a warmup_size of "
-        "15–20% of the steps is usual, since early steps are the least stable"
-    ]
+    rest = (
+        "; above 1000 a warmup_size of 15–20% of the steps is usual, since early steps are the least stable"
+    )
+    for ranks, batch in {None: "4096 rows per process", 0: "4096 rows", 1: "4096 rows"}.items():
+        said = f"train_config.dense_optimizer: no warm-up with a batch of {batch}{rest}"
+        assert hints(no_warmup, ranks=ranks) == [said]
     assert hints({**no_warmup, "data_config.batch_size": 1000}) == []
     accumulated = {**no_warmup, "data_config.batch_size": 512, "train_config.gradient_accumulation_steps": 4}
     assert "a batch of 2048 rows" in hints(accumulated)[0]
+    small = {**no_warmup, "data_config.batch_size": 400}
+    assert hints(small) == hints(small, ranks=1) == hints(small, ranks=2) == []
+    assert "a batch of 1200 rows (3 processes of 400);" in hints(small, ranks=3)[0]
     one_cycle = {"train_config.dense_optimizer.one_cycle_learning_rate": {"total_size": 100}}
     assert hints(one_cycle) == []
 

@@ -74,7 +74,8 @@ def hint_warmup(context: Context) -> None:
     train, data = context.config.train_config, context.config.data_config
     if not context.config.HasField("data_config") or not train.HasField("dense_optimizer"):
         return
-    size = data.batch_size * max(1, train.gradient_accumulation_steps)
+    own = data.batch_size * max(1, train.gradient_accumulation_steps)
+    size = own * (context.ranks or 1)
     if size <= _LARGE_BATCH:
         return
     dense = Node("train_config.dense_optimizer", train.dense_optimizer)
@@ -84,9 +85,12 @@ def hint_warmup(context: Context) -> None:
     schedule = context.chosen(dense, "learning_rate")
     if schedule is not None and (_warms_up(schedule) or schedule.kind == "SequenceLR"):
         return
+    rows = f"{size} rows per process" if context.ranks is None else f"{size} rows"
+    if size > own:
+        rows += f" ({context.ranks} processes of {own})"
     context.hint(
         dense.path,
-        f"no warm-up with a batch of {size} rows; above {_LARGE_BATCH} a warmup_size of 15–20% of the "
+        f"no warm-up with a batch of {rows}; above {_LARGE_BATCH} a warmup_size of 15–20% of the "
         "steps is usual, since early steps are the least stable",
     )
 
