@@ -52,8 +52,12 @@ def dense_state(model: Model) -> dict[str, torch.Tensor]:
 
 
 def dense_buffers(model: Model) -> dict[str, torch.Tensor]:
-    """Buffers of the dense half in training: BatchNorm's statistics may be others in evaluation."""
-    return {name: value for name, value in model.named_buffers() if not name.startswith("engine.")}
+    """Buffers of the dense half in training: BatchNorm's statistics may be others in evaluation.
+
+    What a model derives from its settings, such as indices, is not state.
+    """
+    state = dense_state(model)
+    return {name: value for name, value in model.named_buffers() if name in state}
 
 
 def load_dense_state(model: Model, state: Mapping[str, torch.Tensor]) -> None:
