@@ -25,6 +25,7 @@ END_SECS = 30.0
 # Those that still wait for it to come cannot notice.
 MEET_SECS = 2.0
 MEETING = "meeting the other ranks"
+SHOW_CURSOR = "\x1b[?25h"
 
 
 def launch(command: Sequence[str], nproc: int, *, max_restarts: int = 0, go_on: str = "") -> int:
@@ -55,7 +56,9 @@ def _tell(outcome: Outcome, restart: str, go_on: str) -> None:
         next_step = f"go on with: {go_on}"
     text = "; ".join(filter(None, (outcome.message, next_step)))
     if text:
-        print(text, file=sys.stderr, flush=True)
+        # A progress bar that died with its process has left the cursor hidden, at the end of the bar.
+        fresh_line = f"{SHOW_CURSOR}\n" if sys.stderr.isatty() else ""
+        print(f"{fresh_line}{text}", file=sys.stderr, flush=True)
 
 
 class _Signals:
