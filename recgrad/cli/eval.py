@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from recgrad.cli.command import COMMANDS, Command, heavy_imports
-from recgrad.cli.run_flags import add_config_arguments, config_path
+from recgrad.cli.run_flags import add_config_arguments, add_device_argument, config_path, device_of
 
 
 @COMMANDS.register("eval")
@@ -17,6 +17,7 @@ class Eval(Command):
         parser.add_argument("--checkpoint-path", metavar="PATH", help="a checkpoint or a model dir")
         parser.add_argument("--eval-input-path", metavar="PATH", help="instead of the config's")
         parser.add_argument("--eval-result-filename", metavar="FILE", help="also write the metrics as JSON")
+        add_device_argument(parser)
         parser.add_argument("--num-threads", type=int, metavar="N", help="(default: all cores)")
 
     def run(self, args: argparse.Namespace) -> int:
@@ -35,6 +36,7 @@ class Eval(Command):
             checkpoint_path=args.checkpoint_path,
             eval_input_path=args.eval_input_path,
             edit_config_json=args.edit_config_json,
+            device=device_of(args),
         )
         for name in sorted(metrics):
             print(f"{name}: {metrics[name]:.6f}")

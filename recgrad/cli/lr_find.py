@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from recgrad.cli.command import COMMANDS, Command
-from recgrad.cli.run_flags import add_config_arguments, config_path
+from recgrad.cli.run_flags import add_config_arguments, add_device_argument, config_path, device_of
 
 if TYPE_CHECKING:
     from recgrad.cli.plots import Panel
     from recgrad.optim.range_test import RangeTest
     from recgrad.training.assembly import Training
+    from recgrad.training.processes import Processes
 
 HALVES = ("dense", "sparse")
 
@@ -41,12 +42,14 @@ class LrFind(Command):
             "--steps", type=int, default=100, metavar="N", help="updates to make (default: %(default)s)"
         )
         parser.add_argument("--out", metavar="PLOT.PNG", help="write a picture, too")
+        add_device_argument(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Tests and plots."""
         path = config_path(args, "lr-find")
         from recgrad.cli.plots import save_picture, show_panel
         from recgrad.training.preflight import prepare_config
+        from recgrad.training.processes import Processes, choose_device
         from recgrad.training.runtime import keep_freed_memory, use_all_cores
 
         keep_freed_memory()
@@ -55,9 +58,10 @@ class LrFind(Command):
             path, edit_config_json=args.edit_config_json, train_input_path=args.train_input_path
         )
         report.raise_problems()
+        processes = Processes(device=choose_device(device_of(args)))
         panels = []
         for half in HALVES if args.half == "both" else (args.half,):
-            result = find_rate(config, half, start=args.start, end=args.end, steps=args.steps)
+            result = find_rate(config, half, processes, start=args.start, end=args.end, steps=args.steps)
             panels.append(build_panel(half, result))
             show_panel(panels[-1])
             print(f"{half}: {advice(result)}\n")
@@ -67,7 +71,7 @@ class LrFind(Command):
         return 0
 
 
-def find_rate(config: Any, half: str, **options: Any) -> RangeTest:
+def find_rate(config: Any, half: str, processes: Processes, **options: Any) -> RangeTest:
     """A range test of one half's rate, on a model built anew from the config."""
     from recgrad.errors import RecgradError
     from recgrad.optim.range_test import range_test
@@ -75,7 +79,7 @@ def find_rate(config: Any, half: str, **options: Any) -> RangeTest:
     from recgrad.training.runtime import seed_everything
 
     seed_everything(config.train_config.seed)
-    training = build_training(config)
+    training = build_training(config, processes)
     if half == "sparse" and not training.updater.sparse:
         raise RecgradError(
             "recgrad lr-find --half sparse: the model has no embedding tables; use --half dense"

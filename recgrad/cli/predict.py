@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from recgrad.cli.command import COMMANDS, Command, heavy_imports
-from recgrad.cli.run_flags import add_config_arguments, config_path
+from recgrad.cli.run_flags import add_config_arguments, add_device_argument, config_path, device_of
 
 
 @COMMANDS.register("predict")
@@ -22,6 +22,7 @@ class Predict(Command):
         parser.add_argument(
             "--reserved-columns", metavar="A,B", default="", help="input columns to carry along"
         )
+        add_device_argument(parser)
         parser.add_argument("--num-threads", type=int, metavar="N", help="(default: all cores)")
 
     def run(self, args: argparse.Namespace) -> int:
@@ -39,6 +40,7 @@ class Predict(Command):
             checkpoint_path=args.checkpoint_path,
             carry_columns=[name.strip() for name in args.reserved_columns.split(",") if name.strip()],
             edit_config_json=args.edit_config_json,
+            device=device_of(args),
         )
         print(f"wrote {rows:,} predictions to {args.predict_output_path}")
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from recgrad.cli.command import COMMANDS, Command
+from recgrad.cli.run_flags import add_device_argument, device_of
 
 
 @COMMANDS.register("report")
@@ -14,11 +15,12 @@ class ReportCommand(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("model_dir", metavar="MODEL_DIR", help="the model_dir of a run")
         parser.add_argument("--out", metavar="FILE", help="(default: MODEL_DIR/report.html)")
+        add_device_argument(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         from recgrad.export.report import write_report
         from recgrad.training.runtime import use_all_cores
 
         use_all_cores()
-        print(f"wrote {write_report(args.model_dir, args.out)}")
+        print(f"wrote {write_report(args.model_dir, args.out, device=device_of(args))}")
         return 0

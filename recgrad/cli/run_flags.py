@@ -17,6 +17,20 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_device_argument(parser: argparse.ArgumentParser) -> None:
+    """Where the model computes; `device_of` reads it."""
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        help="where the dense half computes (default: auto: on GPUs where each process can have one)",
+    )
+
+
+def device_of(args: argparse.Namespace) -> str:
+    """The device that the line asks for; unless asked it is not handed on to the processes of a run."""
+    return str(args.device or "auto")
+
+
 def config_path(args: argparse.Namespace, parser_name: str) -> str:
     """The config that the line names, by position or by flag."""
     from recgrad.errors import RecgradError

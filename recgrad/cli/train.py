@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from recgrad.cli.command import COMMANDS, Command, heavy_imports
 from recgrad.cli.launch import launch
-from recgrad.cli.run_flags import add_config_arguments, config_path
+from recgrad.cli.run_flags import add_config_arguments, add_device_argument, config_path, device_of
 from recgrad.errors import RecgradError
 
 
@@ -44,6 +44,7 @@ class Train(Command):
         parser.add_argument(
             "--num-threads", type=int, metavar="N", help="of each process (default: all cores, shared)"
         )
+        add_device_argument(parser)
         parser.add_argument("--nproc", type=int, metavar="N", help="processes to train with together")
         parser.add_argument(
             "--max-restarts",
@@ -77,6 +78,7 @@ class Train(Command):
             fine_tune_checkpoint=args.fine_tune_checkpoint,
             edit_config_json=args.edit_config_json,
             ignore_restore_optimizer=args.ignore_restore_optimizer,
+            device=device_of(args),
         )
         if environment.rank == 0:
             print(result.describe())

@@ -6,7 +6,7 @@ looks them all up in one call; dense features lie side by side in one matrix.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -140,16 +140,41 @@ class Batch:
     origin: Origin | None = None
     negatives: Batch | None = None
 
-    def to(self, device: torch.device | str) -> Batch:
-        """The same batch with every tensor on `device`."""
-        return _map(self, lambda tensor: tensor.to(device, non_blocking=True))
+    def with_inputs_on(self, device: torch.device) -> Batch:
+        """The same batch with the dense inputs of a model on `device`; negatives are a batch of their own.
+
+        Ids stay, since engines check and look them up on the host. Labels, weights and keys stay
+        too: losses check them there and take what they need to the device.
+        """
+        if device.type == "cpu":
+            return self
+        return self._with_inputs(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """The same batch in page-locked memory, so that copies to a GPU run in the background."""
-        return _map(self, lambda tensor: tensor.pin_memory())
+        """The same batch, what goes to a GPU in page-locked memory, so that copies run in the background."""
+        pinned = self._with_inputs(_pin)
+        return replace(
+            pinned,
+            labels=_map(self.labels, _pin),
+            sample_weights=_map(self.sample_weights, _pin),
+            keys=_map(self.keys, _pin),
+            negatives=None if self.negatives is None else self.negatives.pin_memory(),
+        )
+
+    def _with_inputs(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        return replace(
+            self,
+            dense=_map(self.dense, function),
+            sequence_lengths=_map(self.sequence_lengths, function),
+            sequence_dense=_map(self.sequence_dense, function),
+        )
 
 
-def _map(value: T, function: Any) -> T:
+def _pin(tensor: Tensor) -> Tensor:
+    return tensor.pin_memory()
+
+
+def _map(value: T, function: Callable[[Tensor], Tensor]) -> T:
     """Apply `function` to every tensor in a tree of dataclasses and mappings."""
     result: Any = value
     if isinstance(value, Tensor):

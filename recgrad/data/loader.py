@@ -300,6 +300,7 @@ def build_loader(
     world_size: int = 1,
     carry_columns: Sequence[str] = (),
     need_labels: bool = True,
+    pin: bool = False,
 ) -> Loader:
     """A loader of the dataset at `input_path`, as `config.data_config` says.
 
@@ -313,13 +314,14 @@ def build_loader(
         world_size: the number of processes that read the data together.
         carry_columns: columns to pass through beside the batches.
         need_labels: read labels, sample weights and keys.
+        pin: batches go to a GPU, from page-locked memory if data_config.pin_memory says so.
 
     Raises:
         ConfigError: settings contradict each other.
         DataError: files are missing or damaged, or lack a column or have it with a wrong type.
     """
     data = config.data_config
-    settings = resolve_settings(data, training=training, seed=seed, rank=rank, world_size=world_size)
+    settings = resolve_settings(data, training=training, seed=seed, rank=rank, world_size=world_size, pin=pin)
     targets = find_targets(config) if need_labels else Targets()
     reader = open_reader(input_path, data)
     encoder = CodedEncoder(features, reader.coded_columns)

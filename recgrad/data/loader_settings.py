@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-import torch
-
 from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.position import RANKS
 from recgrad.errors import ConfigError, Problem
@@ -64,9 +62,12 @@ class LoaderSettings:
 
 
 def resolve_settings(
-    data: DataConfig, *, training: bool, seed: int, rank: int, world_size: int
+    data: DataConfig, *, training: bool, seed: int, rank: int, world_size: int, pin: bool = False
 ) -> LoaderSettings:
-    """The settings of a loader; what is written in the config must make sense together."""
+    """The settings of a loader; what is written in the config must make sense together.
+
+    `pin` says that batches go to a GPU, so that data_config.pin_memory has a meaning.
+    """
     batch_size = data.batch_size
     if not training and data.HasField("eval_batch_size"):
         batch_size = data.eval_batch_size
@@ -100,7 +101,7 @@ def resolve_settings(
         max_bad_row_ratio=data.max_bad_row_ratio,
         mask_probability=data.sample_mask_prob if training else 0.0,
         cost=cost,
-        pin=data.pin_memory and torch.cuda.is_available(),
+        pin=data.pin_memory and pin,
         seed=seed,
         rank=rank,
         world_size=world_size,

@@ -14,6 +14,7 @@ import torch
 from recgrad.data.loader import build_loader
 from recgrad.errors import RecgradError
 from recgrad.training.preflight import ConfigSource
+from recgrad.training.processes import choose_device
 from recgrad.training.run import load_trained
 
 SUFFIXES = (".parquet", ".csv")
@@ -27,13 +28,18 @@ def predict(
     checkpoint_path: str | Path | None = None,
     carry_columns: Sequence[str] = (),
     edit_config_json: str | Mapping[str, Any] | None = None,
+    device: str | torch.device = "auto",
 ) -> int:
-    """Write the predictions of a checkpoint for every row of `input_path`; returns their number."""
+    """Write the predictions of a checkpoint for every row of `input_path`; returns their number.
+
+    The dense half computes on `device`: auto, cpu or cuda; a torch.device is taken as it is.
+    """
+    chosen = choose_device(device)
     target = Path(output_path)
     if target.suffix not in SUFFIXES:
         raise RecgradError(f"predict: output '{target}' must end with one of {', '.join(SUFFIXES)}")
     effective, task, features = load_trained(
-        config, checkpoint_path, edit_config_json=edit_config_json, exporting=True
+        config, checkpoint_path, edit_config_json=edit_config_json, exporting=True, device=chosen
     )
     loader = build_loader(
         effective,
@@ -42,6 +48,7 @@ def predict(
         training=False,
         carry_columns=carry_columns,
         need_labels=False,
+        pin=chosen.type == "cuda",
     )
 
     def tables() -> Iterator[pa.Table]:
@@ -55,7 +62,7 @@ def predict(
 def _with_predictions(table: pa.Table, predictions: Mapping[str, torch.Tensor], *, flat: bool) -> pa.Table:
     """The table with a column for each prediction; `flat` gives each class its own, for CSV has no lists."""
     for name, values in predictions.items():
-        array = values.float().numpy()
+        array = values.float().cpu().numpy()
         if flat and array.ndim == 2:
             for number in range(array.shape[1]):
                 table = table.append_column(f"{name}_{number}", pa.array(array[:, number]))

@@ -19,6 +19,7 @@ from recgrad.errors import RecgradError
 from recgrad.export import report_plots
 from recgrad.export.diagnostics import auc_by_group_size, calibration_curve
 from recgrad.training.hooks.events import EVENTS_FILE
+from recgrad.training.processes import choose_device
 from recgrad.training.run import CONFIG_FILE, load_trained
 from recgrad.version import __version__
 
@@ -46,14 +47,16 @@ pre { overflow: auto; font-size: 13px; max-height: 40rem; } summary { cursor: po
 """
 
 
-def write_report(model_dir: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of a run; returns the file."""
-    folder = Path(model_dir)
+def write_report(
+    model_dir: str | Path, out: str | Path | None = None, *, device: str | torch.device = "auto"
+) -> Path:
+    """Write the report of a run; returns the file. The model computes on `device`, as in `predict`."""
+    folder, chosen = Path(model_dir), choose_device(device)
     if not (folder / CONFIG_FILE).exists():
         raise RecgradError(f"report: {folder} has no {CONFIG_FILE}; name the model_dir of a run")
     events = load_events(folder / EVENTS_FILE)
     target = Path(out) if out is not None else folder / "report.html"
-    target.write_text(render(folder, events), encoding="utf-8")
+    target.write_text(render(folder, events, chosen), encoding="utf-8")
     return target
 
 
@@ -68,11 +71,11 @@ def load_events(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def render(folder: Path, events: Sequence[Mapping[str, Any]]) -> str:
+def render(folder: Path, events: Sequence[Mapping[str, Any]], device: torch.device) -> str:
     """The page."""
     steps = [event for event in events if event["kind"] == "train"]
     evaluations = [event for event in events if event["kind"] == "eval"]
-    sections = [*_curve_sections(steps, evaluations), *_diagnostic_sections(folder)]
+    sections = [*_curve_sections(steps, evaluations), *_diagnostic_sections(folder, device)]
     grid = "\n".join(f"<section><h2>{html.escape(t)}</h2>{body}</section>" for t, body in sections)
     last = steps[-1] if steps else {"step": 0, "samples": 0}
     config_text = html.escape((folder / CONFIG_FILE).read_text())
@@ -111,10 +114,10 @@ def _curve_sections(
         yield "Gradient norm (dense)", report_plots.curves(norms, y_label="norm", log=True)
 
 
-def _diagnostic_sections(folder: Path) -> Iterable[tuple[str, str]]:
+def _diagnostic_sections(folder: Path, device: torch.device) -> Iterable[tuple[str, str]]:
     """Calibration and AUC by group size of the newest checkpoint on the evaluation data."""
     try:
-        scores, labels, keys = _predictions(folder)
+        scores, labels, keys = _predictions(folder, device)
     except (RecgradError, OSError) as error:
         yield "Calibration", f"<p>The evaluation data cannot be read now: {html.escape(str(error))}</p>"
         return
@@ -128,10 +131,12 @@ def _diagnostic_sections(folder: Path) -> Iterable[tuple[str, str]]:
                 yield title, report_plots.group_sizes(sizes)
 
 
-def _predictions(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _predictions(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Scores and labels of the binary tasks by task, and the group keys, on the evaluation rows."""
-    config, task, features = load_trained(load_config(folder / CONFIG_FILE), folder)
-    loader = build_loader(config, config.eval_input_path, features=features, training=False)
+    config, task, features = load_trained(load_config(folder / CONFIG_FILE), folder, device=device)
+    loader = build_loader(
+        config, config.eval_input_path, features=features, training=False, pin=device.type == "cuda"
+    )
     binary = [spec for spec in task.model.tasks if spec.num_class == 1 and not spec.retrieval]
     scores: dict[str, list[Any]] = {spec.name: [] for spec in binary}
     labels: dict[str, list[Any]] = {spec.name: [] for spec in binary}
@@ -143,7 +148,7 @@ def _predictions(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str
             for spec in binary:
                 name = f"probs{spec.suffix}"
                 if name in predictions:
-                    scores[spec.name].append(predictions[name].double().numpy())
+                    scores[spec.name].append(predictions[name].double().cpu().numpy())
                     labels[spec.name].append(batch.labels[spec.label_name].double().numpy())
             for name, key in batch.keys.items():
                 keys.setdefault(name, []).append(key.numpy())

@@ -48,7 +48,7 @@ class Loss(nn.Module):
 
         Args:
             logits: [rows] or [rows, 1] for one logit, else [rows, classes].
-            labels: [rows].
+            labels: [rows]; on the host they are checked, and taken to the logits' device.
             weights: [rows], not normalised; all zero gives a loss of 0.
             session: int64 [rows], for losses that compare rows of a session.
 
@@ -59,12 +59,12 @@ class Loss(nn.Module):
         logits, labels = _shaped(logits, labels, self.num_logits)
         values = self.rows(logits, labels, session)
         if weights is not None:
-            values = values * normalize_weights(weights.reshape(-1)).to(values.dtype)
+            values = values * normalize_weights(weights.reshape(-1).to(values.device)).to(values.dtype)
         return values.mean() if values.numel() else values.sum()
 
 
 def binary_labels(labels: Tensor, like: Tensor, name: str) -> Tensor:
-    """Labels as floats of the logits' type; anything outside [0, 1] is an error (checked on CPUs)."""
+    """Labels as floats of the logits' type and device; on the host, one outside [0, 1] is an error."""
     labels = labels.to(like.dtype)
     if labels.device.type == "cpu" and labels.numel() and not torch.compiler.is_compiling():
         low, high = labels.aminmax()
@@ -73,7 +73,7 @@ def binary_labels(labels: Tensor, like: Tensor, name: str) -> Tensor:
             raise DataError(
                 f"{name}: label {labels[row].item():g} at row {row} of the batch is not in [0, 1]"
             )
-    return labels
+    return labels.to(like.device, non_blocking=True)
 
 
 def _shaped(logits: Tensor, labels: Tensor, num_logits: int | None) -> tuple[Tensor, Tensor]:

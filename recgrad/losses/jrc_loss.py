@@ -40,9 +40,11 @@ class JRCLoss(Loss):
     def rows(self, logits: Tensor, labels: Tensor, session: Tensor | None) -> Tensor:
         """The loss of each row."""
         assert session is not None
-        classes = class_labels(labels, 2, "jrc_loss")
+        classes = class_labels(labels, logits, "jrc_loss")
         entropy = F.cross_entropy(logits, classes, reduction="none")
-        return self.alpha * entropy + (1 - self.alpha) * session_contrast(logits, classes == 1, session)
+        return self.alpha * entropy + (1 - self.alpha) * session_contrast(
+            logits, classes == 1, session.to(logits.device, non_blocking=True)
+        )
 
     def predict(self, logits: Tensor) -> Tensor:
         """The probability of a click, softmax(z)[:, 1], [rows]."""

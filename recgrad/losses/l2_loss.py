@@ -14,7 +14,7 @@ class L2Loss(Loss):
 
     def rows(self, logits: Tensor, labels: Tensor, session: Tensor | None) -> Tensor:
         """The squared error of each row."""
-        return (logits - labels.to(logits.dtype)).square()
+        return (logits - labels.to(logits.device, logits.dtype, non_blocking=True)).square()
 
     def predict(self, logits: Tensor) -> Tensor:
         """The output itself, [rows]."""

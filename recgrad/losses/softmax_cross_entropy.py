@@ -30,7 +30,7 @@ class SoftmaxCrossEntropy(Loss):
 
     def rows(self, logits: Tensor, labels: Tensor, session: Tensor | None) -> Tensor:
         """The cross entropy of each row."""
-        classes = class_labels(labels, logits.shape[1], "softmax_cross_entropy")
+        classes = class_labels(labels, logits, "softmax_cross_entropy")
         return F.cross_entropy(logits, classes, reduction="none", label_smoothing=self.label_smoothing)
 
     def predict(self, logits: Tensor) -> Tensor:
@@ -38,9 +38,9 @@ class SoftmaxCrossEntropy(Loss):
         return logits.softmax(dim=1)
 
 
-def class_labels(labels: Tensor, num_class: int, name: str) -> Tensor:
-    """Labels as class numbers; one outside 0 … num_class−1 is an error (checked on CPUs)."""
-    classes = labels.long()
+def class_labels(labels: Tensor, logits: Tensor, name: str) -> Tensor:
+    """Labels as class numbers on the logits' device; on the host, one that is no class is an error."""
+    classes, num_class = labels.long(), logits.shape[1]
     if labels.device.type == "cpu" and labels.numel() and not torch.compiler.is_compiling():
         wrong = (classes < 0) | (classes >= num_class) | (classes != labels)
         if wrong.any():
@@ -49,4 +49,4 @@ def class_labels(labels: Tensor, num_class: int, name: str) -> Tensor:
                 f"{name}: label {labels[row].item():g} at row {row} of the batch is not a class "
                 f"0 … {num_class - 1}; num_class must be larger than every label"
             )
-    return classes
+    return classes.to(logits.device, non_blocking=True)

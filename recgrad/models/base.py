@@ -137,6 +137,12 @@ class Model(nn.Module):
             if not name.startswith("towers."):
                 yield name, parameter
 
+    def place(self, device: torch.device) -> None:
+        """Move the dense half to a device; tables stay where their engine keeps them."""
+        engine, self.engine = self.engine, None
+        self.to(device)
+        self.engine = engine
+
     def memory(self) -> dict[str, int]:
         """Bytes of "dense" weights and of "tables"; `engine.memory()` has them table by table."""
         dense = sum(p.numel() * p.element_size() for _, p in self.dense_named_parameters())

@@ -71,6 +71,13 @@ class FeatureGroups(nn.Module):
             if specs:
                 self.encoders[group] = nn.ModuleList(self._build_encoder(group, spec) for spec in specs)
         self._columns: dict[tuple[Any, ...], slice | Tensor] = {}
+        self.device = torch.device("cpu")
+
+    def _apply(self, fn: Any, recurse: bool = True) -> FeatureGroups:
+        """Remember where `to` and its kin put the module: there may be no parameter to ask."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.device = fn(torch.empty(0, device=self.device)).device
+        return self
 
     def _build_encoder(self, group: str, spec: Any) -> nn.Module:
         query, sequence = self.query_dim(spec.input), self.sequence_dim(spec.input)
@@ -139,11 +146,17 @@ class FeatureGroups(nn.Module):
     def gather(
         self, batch: Batch, engine: nn.Module | None, groups: Sequence[str] | None = None
     ) -> dict[str, Tensor]:
-        """The parts of every group (or of `groups`), as slices of the batch and of the engine's output."""
+        """The parts of every group (or of `groups`), as slices of the batch and of the engine's output.
+
+        They are where this module is; the batch and its ids are on the host.
+        """
         wanted = self.plan.rows if groups is None else [g for g in groups if g in self.plan.rows]
         inputs = {encoder.input for group in wanted for encoder in self.plan.encoders[group]}
         sequences = [s for s in self.plan.sequences if groups is None or s in inputs or s in groups]
-        embedded: Any = None if engine is None else _Once(engine(*self._ids(batch)))
+        for name in sequences:
+            self._check_lengths(name, self.plan.sequences[name].sequence.features, batch)
+        embedded: Any = None if engine is None else _Once(engine(*self._ids(batch)), self.device)
+        batch = batch.with_inputs_on(self.device)
         parts: dict[str, Tensor] = {}
         for group in wanted:
             self._gather_rows(group, self.plan.rows[group], batch, embedded, parts)
@@ -179,22 +192,25 @@ class FeatureGroups(nn.Module):
     def _gather_positions(
         self, name: str, fields: PositionFields, batch: Batch, embedded: EmbeddedIds, parts: dict[str, Tensor]
     ) -> None:
-        lengths = self._lengths(batch, fields.features[0])
-        for other in fields.features[1:]:
-            if self._sequence_of(other) == self._sequence_of(fields.features[0]):
-                continue
-            if not torch.equal(lengths, self._lengths(batch, other)):
-                raise DataError(
-                    f"group {name}: sequences '{fields.features[0]}' and '{other}' have different lengths in "
-                    "a row; features of one sequence group must have a value for each position"
-                )
         columns = [embedded.sequence(lookup) for lookup in fields.lookups]
         columns += [batch.sequence_dense[feature].values for feature in fields.raw]
         for feature in fields.embedded:
             parts[f"{name}/values/{feature}"] = batch.sequence_dense[feature].values
         if columns:
             parts[f"{name}/sequence"] = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
-        parts[f"{name}/lengths"] = lengths
+        parts[f"{name}/lengths"] = self._lengths(batch, fields.features[0])
+
+    def _check_lengths(self, name: str, features: Sequence[str], batch: Batch) -> None:
+        """Refuse a row whose sequences in a group differ in length."""
+        first, *others = features
+        for other in others:
+            if self._sequence_of(other) == self._sequence_of(first):
+                continue
+            if not torch.equal(self._lengths(batch, first), self._lengths(batch, other)):
+                raise DataError(
+                    f"group {name}: sequences '{first}' and '{other}' have different lengths in "
+                    "a row; features of one sequence group must have a value for each position"
+                )
 
     def _sequence_of(self, feature: str) -> str:
         return self.plan.features[feature].sequence_name or feature
@@ -221,13 +237,13 @@ class FeatureGroups(nn.Module):
 
     def _dense(self, dense: KeyedDense, names: tuple[str, ...]) -> Tensor:
         """These dense features side by side: one slice when they already lie so."""
-        key = (dense.keys, dense.dims, names)
+        key = (dense.keys, dense.dims, names, dense.values.device)
         columns = self._columns.get(key)
         if columns is None:
             columns = self._columns[key] = _columns(dense, names)
         if isinstance(columns, slice):
             return dense.values[:, columns]
-        return dense.values.index_select(1, columns.to(dense.values.device))
+        return dense.values.index_select(1, columns)
 
     def _embed(self, feature: str, values: Tensor) -> Tensor:
         """The dense embedding of one sequence feature's positions."""
@@ -283,20 +299,21 @@ class FeatureGroups(nn.Module):
 
 
 class _Once:
-    """An engine's output that hands out the same columns once, so that they have one gradient."""
+    """An engine's output on a device; it hands out the same columns once, so that they have one gradient."""
 
-    def __init__(self, embedded: EmbeddedIds) -> None:
+    def __init__(self, embedded: EmbeddedIds, device: torch.device) -> None:
         self.embedded = embedded
+        self.device = device
         self.taken: dict[tuple[str, ...], Tensor] = {}
 
     def pooled(self, names: tuple[str, ...]) -> Tensor:
         if names not in self.taken:
-            self.taken[names] = self.embedded.pooled(names)
+            self.taken[names] = self.embedded.pooled(names).to(self.device)
         return self.taken[names]
 
     def sequence(self, name: str) -> Tensor:
         if (name,) not in self.taken:
-            self.taken[(name,)] = self.embedded.sequence(name)
+            self.taken[(name,)] = self.embedded.sequence(name).to(self.device)
         return self.taken[(name,)]
 
 
@@ -331,7 +348,8 @@ def _columns(dense: KeyedDense, names: tuple[str, ...]) -> slice | Tensor:
     spans = [dense.columns[name] for name in names]
     if all(a + n == b for (a, n), (b, _) in pairwise(spans)):
         return slice(spans[0][0], spans[-1][0] + spans[-1][1])
-    return torch.cat([torch.arange(start, start + width) for start, width in spans])
+    device = dense.values.device
+    return torch.cat([torch.arange(start, start + width, device=device) for start, width in spans])
 
 
 def _dense_blocks(plan: Plan) -> list[tuple[str, ...]]:

@@ -104,7 +104,8 @@ def reduce_over_processes(value: Tensor, op: Literal["sum", "max"]) -> Tensor:
     """A `Reduce` over the processes of torch.distributed's default group."""
     from torch import distributed
 
-    where = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    moved = value.detach().clone().to(where)
+    # By the host where the group has a backend for it; one of nccl alone takes tensors of GPUs only.
+    where = "cpu" if "cpu:" in distributed.get_backend_config() else "cuda"
+    moved = value.detach().to(where, copy=True)
     distributed.all_reduce(moved, distributed.ReduceOp.SUM if op == "sum" else distributed.ReduceOp.MAX)
     return moved.to(value.device)

@@ -60,7 +60,7 @@ class Updater:
         grad_scaler: scales the loss.
         grad_clipping: clips the gradients.
         ema: an average of the dense weights, for evaluation.
-        device_type: where the model runs: cpu or cuda.
+        device_type: of the device that the model runs on, such as cpu or cuda.
         reduce: combines a value over all processes; None for one process.
         synchronize: makes the dense gradients the mean over all processes; None for one process.
         track_grad_norm: take the norm of the dense gradients even when they are not clipped.

@@ -79,11 +79,15 @@ def build_task(config: PipelineConfig, features: Sequence[Feature], engine: Any 
 
 
 def build_training(config: PipelineConfig, processes: Processes | None = None) -> Training:
-    """Everything that a training run needs; on several ranks, what this one needs."""
+    """Everything that a training run needs; on several ranks, what this one needs.
+
+    The dense half is built on the host, so that its weights are the same whatever it computes on.
+    """
     processes = processes or Processes()
     features = features_of(config)
     settings = config.train_config
     task = build_task(config, features, sharded_engine(config, features, processes))
+    task.place(processes.device)
     engine: Any = task.model.engine
     sparse = None if engine is None else build_sparse_optimizer(engine, settings.sparse_optimizer)
     summaries = set(settings.tensorboard_summaries) if settings.use_tensorboard else set()
@@ -93,6 +97,7 @@ def build_training(config: PipelineConfig, processes: Processes | None = None) -
         task.model.dense_named_parameters(),
         sparse,
         roles=parameter_roles(task.model),
+        device_type=processes.device.type,
         reduce=reduce_over_processes if several else None,
         synchronize=Averager(processes, task.model).gradients if several else None,
         track_grad_norm=True,
@@ -108,6 +113,7 @@ def build_training(config: PipelineConfig, processes: Processes | None = None) -
             seed=settings.seed,
             rank=processes.rank,
             world_size=processes.world_size,
+            pin=processes.device.type == "cuda",
         )
 
     evaluation = to_kwargs(config.eval_config)

@@ -26,7 +26,9 @@ def capture(training: Training, state: TrainState) -> Snapshot:
     The tree is whole on the first rank, which writes it, and empty on the others.
     """
     processes = training.processes
-    everyone = processes.collect((state.position, rng_state(), training.task.train_metrics_state()))
+    everyone = processes.collect(
+        (state.position, rng_state(processes.device), training.task.train_metrics_state())
+    )
     with evaluated_weights(training):
         evaluated = _owned(dense_state(training.task.model)) if processes.is_main else {}
     tables = capture_tables(training.task.model.engine, training.sparse_optimizer)
@@ -122,7 +124,7 @@ def resume(snapshot: Snapshot, training: Training, *, optimizers: bool = True) -
         raise _misfit(snapshot, error) from error
     restore_tables(snapshot, model.engine, training.sparse_optimizer if optimizers else None)
     if own is not None:
-        set_rng_state(own["rng"])
+        set_rng_state(own["rng"], training.processes.device)
     if state.position is not None:
         state.position = training.train_loader.position_from(state.position).to_json()
     return state
@@ -189,9 +191,9 @@ def _own_pieces(saved: TableRows, table: Any) -> Iterator[TableRows]:
 
 
 def _owned(value: Any) -> Any:
-    """The tree with every tensor copied, so that training may go on while it is written."""
+    """The tree with every tensor copied to the host, so that training may go on while it is written."""
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
         return {key: _owned(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from recgrad.config import PipelineConfig, save_config
 from recgrad.data.loader import build_loader
 from recgrad.errors import RecgradError
@@ -28,7 +30,7 @@ from recgrad.training.checkpoint import CheckpointManager, read_checkpoint, reso
 from recgrad.training.evaluator import evaluate as evaluate_task
 from recgrad.training.hooks.console import describe_metrics
 from recgrad.training.preflight import ConfigSource, prepare_config
-from recgrad.training.processes import Processes, open_processes
+from recgrad.training.processes import Processes, choose_device, open_processes
 from recgrad.training.runtime import seed_everything
 from recgrad.training.signals import StopRequest
 from recgrad.training.state import TrainState
@@ -83,12 +85,15 @@ def train(
     fine_tune_checkpoint: str | None = None,
     edit_config_json: str | Mapping[str, Any] | None = None,
     ignore_restore_optimizer: bool = False,
+    device: str | torch.device = "auto",
 ) -> TrainResult:
     """Train from a config: a path, a message or a dict. The other arguments override it.
 
-    Under torchrun every process calls this, and they train together.
+    Under torchrun every process calls this, and they train together. The dense half computes on
+    `device`: auto (GPUs where each process can have one), cpu or cuda; a torch.device is
+    taken as it is. Tables stay in host memory with one process.
     """
-    with open_processes() as processes:
+    with open_processes(device=device) as processes:
         effective, report = prepare_config(
             config,
             edit_config_json=edit_config_json,
@@ -122,7 +127,9 @@ def train(
         state = _starting_state(training, effective, start_from, ignore_restore_optimizer)
         if processes.is_main:
             _write_effective_config(effective, folder)
-        return _run(effective, training, state, checkpoints, folder)
+            _say_device(processes.device)
+        again = f" --device {device}" if isinstance(device, str) and device != "auto" else ""
+        return _run(effective, training, state, checkpoints, folder, again)
 
 
 def evaluate(
@@ -131,12 +138,23 @@ def evaluate(
     checkpoint_path: str | Path | None = None,
     eval_input_path: str | None = None,
     edit_config_json: str | Mapping[str, Any] | None = None,
+    device: str | torch.device = "auto",
 ) -> dict[str, float]:
-    """The metrics of a checkpoint, the newest of the config's model_dir by default."""
+    """The metrics of a checkpoint, the newest of the config's model_dir by default.
+
+    `device` is as for `train`.
+    """
+    chosen = choose_device(device)
     effective, task, features = load_trained(
-        config, checkpoint_path, eval_input_path=eval_input_path, edit_config_json=edit_config_json
+        config,
+        checkpoint_path,
+        eval_input_path=eval_input_path,
+        edit_config_json=edit_config_json,
+        device=chosen,
     )
-    loader = build_loader(effective, effective.eval_input_path, features=features, training=False)
+    loader = build_loader(
+        effective, effective.eval_input_path, features=features, training=False, pin=chosen.type == "cuda"
+    )
     settings = effective.eval_config
     return evaluate_task(
         task, loader, num_steps=settings.num_steps, log_every_steps=settings.log_step_count_steps
@@ -150,8 +168,9 @@ def load_trained(
     eval_input_path: str | None = None,
     edit_config_json: str | Mapping[str, Any] | None = None,
     exporting: bool = False,
+    device: torch.device,
 ) -> tuple[PipelineConfig, Task, list[Any]]:
-    """A task with the weights of a checkpoint, for evaluation and prediction.
+    """A task with the weights of a checkpoint, for evaluation and prediction on `device`.
 
     The checkpoint is the one named, or of the config's model_dir the best where the config
     keeps one (exporter_type best), else the newest. `exporting` goes by
@@ -165,6 +184,7 @@ def load_trained(
     task = build_task(effective, features)
     path = resolve_checkpoint(checkpoint_path) if checkpoint_path else _chosen_checkpoint(effective)
     load_weights(read_checkpoint(path), task, use_ema=_uses_ema(effective, exporting))
+    task.place(device)
     task.eval()
     return effective, task, features
 
@@ -192,6 +212,7 @@ def _run(
     state: TrainState,
     checkpoints: CheckpointManager,
     folder: Path,
+    flags: str,
 ) -> TrainResult:
     last_metrics: dict[str, float] = {}
 
@@ -235,7 +256,7 @@ def _run(
         checkpoints.wait()
     hint = ""
     if stop.signal is not None:
-        command = _command_to_go_on(folder, processes)
+        command = _command_to_go_on(folder, processes) + flags
         where = "in the evaluation of" if state.evaluation_due else "after"
         hint = f"stopped {where} step {state.step}; go on with: {command}"
     return TrainResult(
@@ -255,6 +276,11 @@ def _command_to_go_on(folder: Path, processes: Processes) -> str:
         return f"torchrun … -m recgrad.train_eval {config} --continue_train"
     several = f" --nproc {processes.world_size}" if processes.distributed else ""
     return f"recgrad train {config} --continue_train{several}"
+
+
+def _say_device(device: torch.device) -> None:
+    if device.type == "cuda":
+        _log.info("the dense half computes on %s (%s)", device, torch.cuda.get_device_name(device))
 
 
 @contextmanager

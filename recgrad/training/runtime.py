@@ -66,21 +66,29 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def rng_state() -> dict[str, object]:
-    """The state of the generators that `seed_everything` seeds, as plain values."""
+def rng_state(device: torch.device | None = None) -> dict[str, object]:
+    """The state of the generators that `seed_everything` seeds, as plain values.
+
+    That of an accelerator is among them, under the name of its kind, where `device` is one.
+    """
     version, words, gauss = random.getstate()
     name, keys, pos, has_gauss, cached = np.random.get_state()  # noqa: NPY002
-    return {
+    state: dict[str, object] = {
         "torch": torch.get_rng_state(),
         "python": [version, list(words), gauss],
         "numpy": [name, np.asarray(keys), pos, has_gauss, cached],
     }
+    if device is not None and device.type != "cpu":
+        state[device.type] = torch.get_device_module(device).get_rng_state(device)
+    return state
 
 
-def set_rng_state(state: dict[str, object]) -> None:
-    """Restore what `rng_state` gave."""
+def set_rng_state(state: dict[str, object], device: torch.device | None = None) -> None:
+    """Restore what `rng_state` gave; a device of another kind than then keeps its generator."""
     torch.set_rng_state(torch.as_tensor(state["torch"]))
     version, words, gauss = state["python"]  # type: ignore[misc]
     random.setstate((version, tuple(words), gauss))  # type: ignore[has-type]
     name, keys, pos, has_gauss, cached = state["numpy"]  # type: ignore[misc]
     np.random.set_state((name, np.asarray(keys), pos, has_gauss, cached))  # type: ignore[has-type]  # noqa: NPY002
+    if device is not None and device.type in state:
+        torch.get_device_module(device).set_rng_state(torch.as_tensor(state[device.type]), device)

@@ -24,12 +24,20 @@ Outputs = Mapping[str, Tensor]
 
 
 class Task(nn.Module):
-    """A model with the losses and metrics of all its heads."""
+    """A model with the losses and metrics of all its heads.
+
+    Batches and metrics are on the host; the model and its losses may be on another device.
+    """
 
     def __init__(self, model: Model, *, sample_weight_fields: Sequence[str] = ()) -> None:
         super().__init__()
         self.model = model
         self.heads = nn.ModuleList(Head(spec, sample_weight_fields) for spec in model.tasks)
+
+    def place(self, device: torch.device) -> None:
+        """Move the dense half of the model, and the losses, to a device."""
+        self.model.place(device)
+        self.heads.to(device)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The model's outputs."""
@@ -132,7 +140,9 @@ class Head(nn.Module):
             else:
                 value = outputs[self.spec.logits].sum()
                 if weights is not None:
-                    normalize_weights(weights)  # other ranks have rows and wait for this one's part
+                    normalize_weights(
+                        weights.to(value.device)
+                    )  # other ranks have rows and wait for this one's part
             yield f"{loss.config_name}{self.spec.suffix}", value * self.weighting.weight
 
     def predictions(self, outputs: Outputs) -> Iterator[tuple[str, Tensor]]:
@@ -154,16 +164,16 @@ class Head(nn.Module):
         return self._loss.predict(outputs[self.spec.logits])
 
     def labels(self, batch: Batch) -> Tensor:
-        """The label of each row; the first column is the true item of retrieval models."""
+        """The label of each row, on the host; the first column is the true item of retrieval models."""
         if self.spec.retrieval:
             return torch.zeros(batch.size, dtype=torch.int64)
         return batch.labels[self.spec.label_name]
 
     def update(self, metrics: Mapping[str, Any], outputs: Outputs, batch: Batch) -> None:
-        """Add a batch to some of this head's metrics."""
+        """Add a batch to some of this head's metrics, which are on the host."""
         if not metrics:
             return
-        scores, labels = self._scores(outputs).detach(), self.labels(batch)
+        scores, labels = self._scores(outputs).detach().cpu(), self.labels(batch)
         for metric in metrics.values():
             if metric.needs_key:
                 metric.update(scores, labels, batch.keys[metric.grouping_key])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import chain
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -342,7 +342,7 @@ def test_sampled_negatives(build, batch, batch_of, features, config_of):
     model = build(config)
     items = [spec for spec in features if spec.name in "bc"]  # a sampler knows items only
     negatives = batch_of(items, 4, seed=8, double=True)
-    logits = array(model(SimpleNamespace(**{**vars(batch), "negatives": negatives}))["logits"])
+    logits = array(model(replace(batch, negatives=negatives))["logits"])
     assert logits.shape == (6, 5)
     rows = [dssm_vectors(model, Row(model, batch, n)) for n in range(6)]
     for n in range(6):

@@ -26,8 +26,11 @@ class ProfileSteps(Hook):
         self._steps = 0
 
     def on_start(self, trainer: Trainer) -> None:
+        activities = [ProfilerActivity.CPU]
+        if trainer.processes.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
         self._profiler = profile(
-            activities=[ProfilerActivity.CPU],
+            activities=activities,
             schedule=schedule(wait=WAIT_STEPS, warmup=WARMUP_STEPS, active=ACTIVE_STEPS, repeat=1),
             on_trace_ready=tensorboard_trace_handler(str(self.folder)),
         )

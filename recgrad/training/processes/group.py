@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from recgrad.errors import ProcessError, RecgradError
 from recgrad.training.processes.blame import comes_from_a_peer, find_cause, first_line
 from recgrad.training.processes.board import ANSWER_SECS, Board, Failure, connect, known
+from recgrad.training.processes.device import CPU, backend_of, choose_device
 from recgrad.training.processes.environment import Environment, read_environment
 from recgrad.training.processes.heartbeat import (
     EVERY_SECS,
@@ -45,11 +46,13 @@ class Processes:
         restarts: how often the launcher has started the run anew.
         is_main: whether this is rank 0, which talks and writes.
         distributed: whether a launcher started the run, so that there is a process group.
+        device: where this rank computes the dense half of its model.
     """
 
-    def __init__(self, environment: Environment | None = None) -> None:
+    def __init__(self, environment: Environment | None = None, device: torch.device = CPU) -> None:
         environment = environment or Environment()
         self.environment = environment
+        self.device = device
         self.rank = environment.rank
         self.world_size = environment.world_size
         self.local_rank = environment.local_rank
@@ -155,16 +158,27 @@ class _Group(Processes):
             launched=environment.agent_store,
         )
 
-    def open(self) -> None:
-        """Meet the other ranks."""
+    def open(self, device: str | torch.device) -> None:
+        """Choose the device and meet the other ranks."""
+        self.device = choose_device(device, self.environment)
+        backend = backend_of(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
         self.doing("meeting the other ranks")
         dist.init_process_group(
-            "gloo",
+            backend,
             store=PrefixStore(f"group/{self.restarts}", self._store),
             rank=self.rank,
             world_size=self.world_size,
             timeout=timedelta(seconds=self.timeout_secs),
         )
+        kinds = self.gather(self.device.type)
+        other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
+        if other is not None:
+            raise RecgradError(
+                f"device: rank 0 computes on {kinds[0]}, rank {other} on {kinds[other]}; "
+                "give all of them --device cpu, or as many GPUs as processes to every machine"
+            )
 
     def leave(self) -> None:
         """Wait until all ranks have done their work, however long one takes."""
@@ -274,16 +288,21 @@ class _Group(Processes):
 
 
 @contextmanager
-def open_processes(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> Iterator[Processes]:
-    """The processes of this run as torchrun's variables tell, guarded; alone without them."""
+def open_processes(
+    timeout_secs: float = DEFAULT_TIMEOUT_SECS, *, device: str | torch.device = "auto"
+) -> Iterator[Processes]:
+    """The processes of this run as torchrun's variables tell, guarded; alone without them.
+
+    `device` is what `choose_device` takes.
+    """
     environment = read_environment()
     if not environment.distributed:
-        yield Processes(environment)
+        yield Processes(environment, choose_device(device, environment))
         return
     group = _Group(environment, timeout_secs)
     try:
         with group.guard():
-            group.open()
+            group.open(device)
             yield group
             group.leave()
     finally:
