@@ -265,7 +265,7 @@ class Table:
     def parts(self) -> Iterator[TablePart]:
         """All that was learned."""
         rows, slots = self.touched_rows()
-        yield TablePart(0, rows, self.read(slots), self.export_states())
+        yield TablePart(0, rows, self.read(slots), self._states_at(slots))
 
     def read(self, slots: Array) -> Array:
         """The weights at these slots as float32."""
@@ -335,9 +335,12 @@ class Table:
             for state in self.states.values():
                 self._state(state)[slots] = state.initial
 
-    def export_states(self) -> dict[str, Array]:
-        """The states of touched rows, in the order of `touched_rows`, each [rows, width]."""
-        _, slots = self.touched_rows()
+    def row_states(self) -> tuple[Array, dict[str, Array]]:
+        """Touched rows in ascending order, and their states by name, each [rows, width]."""
+        rows, slots = self.touched_rows()
+        return rows, self._states_at(slots)
+
+    def _states_at(self, slots: Array) -> dict[str, Array]:
         return {name: self._state(state)[slots] for name, state in self.states.items()}
 
     def import_states(self, rows: Array, values: dict[str, Array]) -> None:

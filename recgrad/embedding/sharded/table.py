@@ -12,7 +12,7 @@ from torchrec.distributed.types import ShardingType
 
 from recgrad.embedding.local.table import Table, TableMemory, TablePart
 from recgrad.embedding.spec import TableSpec
-from recgrad.errors import DataError
+from recgrad.errors import CheckpointError, DataError
 
 Array = npt.NDArray[Any]
 
@@ -69,6 +69,20 @@ class ShardedTable:
         self._check(rows)
         for shard, own, columns in self._own(rows):
             shard.write(rows[own] - _place(shard).first_row, weights[own][:, columns])
+
+    def row_states(self) -> tuple[Array, dict[str, Array]]:
+        """Touched rows that this rank holds, copies too, and their states by name, each [rows, width]."""
+        if self.by_columns:
+            raise CheckpointError(
+                f"table '{self.name}': its rows are spread by columns, so no rank has the states of one; "
+                "save them with `parts()`, or use sharding_types row_wise or table_wise"
+            )
+        own = [(_place(shard).first_row, part) for shard in self.shards for part in shard.parts()]
+        if not own:
+            return np.empty(0, np.int64), {}
+        rows = np.concatenate([part.row_ids + first for first, part in own])
+        names = own[0][1].states
+        return rows, {name: np.concatenate([part.states[name] for _, part in own]) for name in names}
 
     def import_states(self, rows: Array, values: dict[str, Array]) -> None:
         """Set the states of rows; those of other ranks are passed over."""

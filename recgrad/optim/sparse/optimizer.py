@@ -195,14 +195,21 @@ class SparseOptimizer(EagerOptimizer):
             engine.clear_gradients(names)
 
     def state_dict(self) -> dict[str, Any]:
-        """Hyperparameters by group, and by table its rows, their states and its number of updates."""
+        """Hyperparameters by group, and by table its rows, their states and its number of updates.
+
+        With tables over several processes it is of the rows that this one holds, and for it to load again.
+        """
         packed = super().state_dict()
         packed["state"] = {}
         tables = [table for group in self.param_groups for table in self._tables(group)]
         for index, table in enumerate(tables):
-            rows = torch.from_numpy(table.touched_rows()[0])
-            states = {k: torch.from_numpy(np.asarray(v)) for k, v in self.export_state(table.name).items()}
-            packed["state"][index] = {"table": table.name, "row_ids": rows, **states}
+            rows, states = table.row_states()
+            values = {**states, **self.table_state(table.name)}
+            packed["state"][index] = {
+                "table": table.name,
+                "row_ids": torch.from_numpy(rows),
+                **{name: torch.from_numpy(np.asarray(value)) for name, value in values.items()},
+            }
         return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -263,7 +270,7 @@ class SparseOptimizer(EagerOptimizer):
 
     def export_state(self, table: str) -> dict[str, Array]:
         """States of a table's touched rows, in `export_table`'s order, and `t`, its number of updates."""
-        return {**self.tables[table].export_states(), **self.table_state(table)}
+        return {**self.tables[table].row_states()[1], **self.table_state(table)}
 
     def state_shapes(self, table: str) -> dict[str, tuple[int, ...]]:
         """(width,) of each state of a table's rows, and () of `t`."""
