@@ -1,0 +1,109 @@
+"""Real processes, started by hand or by the launcher, and what they said."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+TIMEOUT_SECS = 60
+
+START = """
+import json, os, sys, time
+import torch
+from recgrad.errors import DataError, RecgradError
+from recgrad.training.processes import open_processes
+
+def finish(work, timeout_secs=3):
+    try:
+        with open_processes(timeout_secs) as processes:
+            processes.barrier()
+            work(processes)
+    except RecgradError as error:
+        print(json.dumps([type(error).__name__, getattr(error, "reported", False), str(error)]))
+        sys.exit(2)
+"""
+
+
+def _run_ranks(program: str, world_size: int, **variables: str) -> list[tuple[int, str, str]]:
+    """The exit code, output and errors of each rank, started by hand: rank 0 holds the store."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(world_size):
+        env = {
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+            **variables,
+        }
+        line = [sys.executable, "-c", START + program]
+        ranks.append(
+            subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+    try:
+        texts = [rank.communicate(timeout=TIMEOUT_SECS) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [(rank.returncode, out, err) for rank, (out, err) in zip(ranks, texts)]
+
+
+def _said(out: str) -> tuple[str, bool, str]:
+    """The kind of the error that ended a rank, whether another reports it, and its text."""
+    kind, reported, message = json.loads(out.strip().splitlines()[-1])
+    return kind, reported, message
+
+
+LAUNCH = """
+import sys
+from recgrad.cli.launch import launch
+line = [sys.executable, "-c", sys.argv[1]]
+sys.exit(launch(line, 2, max_restarts=int(sys.argv[2]), go_on="recgrad train x --continue-train --nproc 2"))
+"""
+
+
+def _start_launcher(program: str, max_restarts: int = 0) -> subprocess.Popen[str]:
+    """A process with the launcher, which starts two ranks."""
+    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, START + program, str(max_restarts)],
+        env={**env, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> Callable[..., list[tuple[int, str, str]]]:
+    """`run_ranks(program, world_size, **variables)`: exit code, output and errors of each rank."""
+    return _run_ranks
+
+
+@pytest.fixture(scope="session")
+def said() -> Callable[[str], tuple[str, bool, str]]:
+    """`said(output)`: the kind of the error that ended a rank, whether another reports it, its text."""
+    return _said
+
+
+@pytest.fixture(scope="session")
+def start_launcher() -> Callable[..., subprocess.Popen[str]]:
+    """`start_launcher(program, max_restarts)`: the process of the launcher of two ranks."""
+    return _start_launcher
+
+
+@pytest.fixture(scope="session")
+def prelude() -> str:
+    """What a program of a rank begins with: imports, and `finish(work, timeout_secs)`."""
+    return START
