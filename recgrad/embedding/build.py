@@ -1,10 +1,12 @@
-"""Building the sparse optimizer that a config asks for."""
+"""The sparse optimizers that a config asks for, and which table gets which."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
@@ -17,6 +19,45 @@ from recgrad.registry import import_object
 _WHERE = "train_config.sparse_optimizer"
 
 
+@dataclass(frozen=True)
+class TableOptimizer:
+    """The optimizer that a table gets.
+
+    Attributes:
+        kind: its class.
+        settings: all hyperparameters by name, checked.
+        field: its config name, such as `adagrad_optimizer`.
+        group: the name of its param group: a pattern of part_optimizers, or "main".
+    """
+
+    kind: type[SparseOptimizer]
+    settings: dict[str, Any]
+    field: str
+    group: str = "main"
+
+
+@dataclass(frozen=True)
+class _Section:
+    """One optimizer of the config and the names of its tables."""
+
+    kind: type[SparseOptimizer]
+    arguments: dict[str, Any]
+    field: str
+    group: str
+    where: str
+    tables: tuple[str, ...]
+
+    def build(self, tables: Sequence[Any]) -> SparseOptimizer:
+        try:
+            built: Any = self.kind
+            optimizer: SparseOptimizer = built(
+                [{"params": list(tables), "name": self.group}], **self.arguments
+            )
+        except (ValueError, TypeError) as error:
+            raise ConfigError([Problem(f"{self.where}.{self.field}", str(error))]) from error
+        return optimizer
+
+
 def build_sparse_optimizer(engine: Any, config: Message) -> SparseOptimizer:
     """The optimizer of a `SparseOptimizer` message over the engine's tables.
 
@@ -27,73 +68,96 @@ def build_sparse_optimizer(engine: Any, config: Message) -> SparseOptimizer:
     Raises:
         ConfigError: a pattern that matches no table, or an optimizer that refuses its settings.
     """
-    parts = list(getattr(config, "part_optimizers", ()))
-    main, *others = _assign(engine, [part.regex_pattern for part in parts])
-    problems: list[Problem] = []
-    members = [
-        _build(config, main, _WHERE, problems),
-        *(
-            _build(part, tables, f"{_WHERE}.part_optimizers[{i}]", problems, part.regex_pattern)
-            for i, (part, tables) in enumerate(zip(parts, others, strict=True))
-        ),
-    ]
-    if problems:
-        raise ConfigError(problems)
-    built = [member for member in members if member is not None]
+    sections = _sections(config, list(engine.tables))
+    built: list[SparseOptimizer] = _all(
+        partial(section.build, [engine.tables[name] for name in section.tables]) for section in sections
+    )
     return built[0] if len(built) == 1 else Combined(built)
 
 
-def _assign(engine: Any, patterns: Sequence[str]) -> list[list[Any]]:
+def optimizers_by_table(config: Message, tables: Sequence[str]) -> dict[str, TableOptimizer]:
+    """The optimizer that each of these tables gets from a `SparseOptimizer` message.
+
+    Raises:
+        ConfigError: as `build_sparse_optimizer`, but for what depends on an engine.
+    """
+    sections = _sections(config, tables)
+    built: list[SparseOptimizer] = _all(partial(section.build, []) for section in sections)
+    return {
+        name: TableOptimizer(section.kind, dict(optimizer.param_groups[0]), section.field, section.group)
+        for section, optimizer in zip(sections, built, strict=True)
+        for name in section.tables
+    }
+
+
+def _sections(config: Any, tables: Sequence[str]) -> list[_Section]:
+    """The main optimizer and the parts, each with its tables."""
+    parts = list(getattr(config, "part_optimizers", ()))
+    assigned = _assign(tables, [part.regex_pattern for part in parts])
+    places = [(config, _WHERE, "main")]
+    places += [(part, f"{_WHERE}.part_optimizers[{i}]", part.regex_pattern) for i, part in enumerate(parts)]
+    return _all(partial(_section, *place, own) for place, own in zip(places, assigned, strict=True))
+
+
+def _section(config: Any, where: str, group: str, tables: Sequence[str]) -> _Section:
+    choice = chosen(config, "optimizer")
+    if choice is None:
+        raise ConfigError(
+            [Problem(where, "no optimizer is set; add one, such as adagrad_optimizer { lr: 0.05 }")]
+        )
+    field, message = choice
+    arguments = to_kwargs(message)
+    if field == "custom_optimizer":
+        kind = import_object(arguments["class_path"])
+        arguments = dict(arguments.get("params", {}))
+        if not (isinstance(kind, type) and issubclass(kind, SparseOptimizer)):
+            raise ConfigError(
+                [Problem(f"{where}.custom_optimizer", f"{kind!r} is not a SparseOptimizer class")]
+            )
+    else:
+        kind = SPARSE_OPTIMIZERS[field]
+    return _Section(kind, arguments, field, group, where, tuple(tables))
+
+
+def _all(makers: Iterable[Callable[[], Any]]) -> list[Any]:
+    """What all of these make; their problems together, if there are some."""
+    made: list[Any] = []
+    problems: list[Problem] = []
+    for make in makers:
+        try:
+            made.append(make())
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return made
+
+
+def _assign(tables: Sequence[str], patterns: Sequence[str]) -> list[list[str]]:
     """The tables of the main optimizer, then those of each pattern."""
-    left = dict(engine.tables)
-    parts: list[list[Any]] = []
+    left = list(tables)
+    parts: list[list[str]] = []
     problems: list[Problem] = []
     for i, pattern in enumerate(patterns):
         where = f"{_WHERE}.part_optimizers[{i}].regex_pattern"
         try:
-            matching = [name for name in engine.tables if re.fullmatch(pattern, name)]
+            matching = [name for name in tables if re.fullmatch(pattern, name)]
         except re.error as error:
             problems.append(Problem(where, f"'{pattern}' is not a regular expression ({error})"))
             continue
+        own = [name for name in matching if name in left]
         if not matching:
-            problems.append(Problem(where, f"'{pattern}' matches no table{_nearest(pattern, engine)}"))
-        elif not any(name in left for name in matching):
+            problems.append(Problem(where, f"'{pattern}' matches no table{_nearest(pattern, tables)}"))
+        elif not own:
             problems.append(Problem(where, f"'{pattern}' matches only tables that earlier patterns take"))
-        parts.append([left.pop(name) for name in matching if name in left])
+        left = [name for name in left if name not in own]
+        parts.append(own)
     if problems:
         raise ConfigError(problems)
-    return [list(left.values()), *parts]
+    return [left, *parts]
 
 
-def _nearest(pattern: str, engine: Any) -> str:
+def _nearest(pattern: str, tables: Sequence[str]) -> str:
     plain = re.sub(r"[^\w]+", "", pattern)
-    names = get_close_matches(plain, list(engine.tables), n=3, cutoff=0.3) or list(engine.tables)[:3]
+    names = get_close_matches(plain, tables, n=3, cutoff=0.3) or list(tables)[:3]
     return f"; the nearest are {', '.join(repr(name) for name in names)}" if names else ""
-
-
-def _build(
-    config: Any, tables: Sequence[Any], where: str, problems: list[Problem], name: str = "main"
-) -> SparseOptimizer | None:
-    """One optimizer over some tables; what it refuses is added to `problems`."""
-    choice = chosen(config, "optimizer")
-    if choice is None:
-        problems.append(
-            Problem(where, "no optimizer is set; add one, such as adagrad_optimizer { lr: 0.05 }")
-        )
-        return None
-    kind_name, message = choice
-    if kind_name == "custom_optimizer":
-        kwargs = to_kwargs(message)
-        kind = import_object(kwargs["class_path"])
-        kwargs = dict(kwargs.get("params", {}))
-        if not (isinstance(kind, type) and issubclass(kind, SparseOptimizer)):
-            problems.append(Problem(f"{where}.custom_optimizer", f"{kind!r} is not a SparseOptimizer class"))
-            return None
-    else:
-        kind, kwargs = SPARSE_OPTIMIZERS[kind_name], to_kwargs(message)
-    try:
-        built = kind([{"params": list(tables), "name": name}], **kwargs)
-    except (ValueError, TypeError) as error:
-        problems.append(Problem(f"{where}.{kind_name}", str(error)))
-        return None
-    return built

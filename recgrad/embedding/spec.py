@@ -35,6 +35,8 @@ class TableSpec:
         trainable: a frozen table is looked up but never updated.
         storage: "AUTO", "PLAIN" (an array of all rows) or "COMPACT" (touched rows only).
         sharding_types: how it may be spread over processes, by TorchRec's names; empty for any way.
+        compute_kernels: what may look it up and update it in the sharded engine, by TorchRec's names, the
+            best first; empty for what is best on the device.
         shard: when the table is a part of a larger one, which; initial values are those of the whole.
     """
 
@@ -46,6 +48,7 @@ class TableSpec:
     trainable: bool = True
     storage: str = "AUTO"
     sharding_types: tuple[str, ...] = ()
+    compute_kernels: tuple[str, ...] = ()
     shard: Shard | None = None
 
 

@@ -286,6 +286,7 @@ class _Planner:
             spec.trainable,
             spec.storage,
             () if constraints is None else tuple(constraints.sharding_types),
+            () if constraints is None else tuple(constraints.compute_kernels),
         )
         known = self.tables.setdefault(name, table)
         if known != table:
@@ -325,7 +326,8 @@ class _Planner:
 
 
 def _difference(a: TableSpec, b: TableSpec) -> str:
-    names = ("num_rows", "dim", "init_fn", "data_type", "trainable", "storage")
+    names = ["num_rows", "dim", "init_fn", "data_type", "trainable", "storage"]
+    names += ["sharding_types", "compute_kernels"]
     return ", ".join(
         f"{n} {getattr(a, n)} and {getattr(b, n)}" for n in names if getattr(a, n) != getattr(b, n)
     )

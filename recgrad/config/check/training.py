@@ -17,6 +17,8 @@ SUMMARIES = (
 """What tensorboard_summaries may name."""
 SHARDING_TYPES = ("table_wise", "row_wise", "column_wise", "data_parallel")
 """How a table may be spread over processes, by TorchRec's names."""
+COMPUTE_KERNELS = ("fused", "fused_uvm", "fused_uvm_caching", "customized_kernel")
+"""What may look up and update a table, by TorchRec's names: FBGEMM's kernels, and our own last."""
 _EXPORTERS = ("latest", "best")
 
 
@@ -58,15 +60,14 @@ def check_processes(context: Context) -> None:
 
 @CHECKS.register("sharding")
 def check_sharding(context: Context) -> None:
-    """Tables spread over processes in ways that the engine has."""
+    """Tables spread over processes in ways, and with kernels, that the engine has."""
     for node in context.of("ParameterConstraints"):
         for i, name in enumerate(node.message.sharding_types):
             if name not in SHARDING_TYPES:
                 context.unknown(node.at(f"sharding_types[{i}]"), "sharding type", name, SHARDING_TYPES)
         for i, name in enumerate(node.message.compute_kernels):
-            if name != "fused":
-                what = f"on CPUs every table has fused kernels; use fused, got {show(name)}"
-                context.problem(node.at(f"compute_kernels[{i}]"), what)
+            if name not in COMPUTE_KERNELS:
+                context.unknown(node.at(f"compute_kernels[{i}]"), "compute kernel", name, COMPUTE_KERNELS)
 
 
 @CHECKS.register("summaries")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,23 +14,27 @@ from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingType
 
-from recgrad.embedding.local.engine import IdsLike, check_specs
-from recgrad.embedding.local.table import Table, TableMemory
+from recgrad.embedding.local.engine import IdsLike, LocalEngine, check_specs
+from recgrad.embedding.local.table import TableMemory
+from recgrad.embedding.sharded.choice import OWN, KernelChoice
 from recgrad.embedding.sharded.features import FeatureMap, map_features
+from recgrad.embedding.sharded.fused import FusedKernel
 from recgrad.embedding.sharded.inputs import bag_jagged, check_ids, ids_per_key, row_jagged
 from recgrad.embedding.sharded.kernel import ShardKernel, shard_kernels
 from recgrad.embedding.sharded.names import table_name
 from recgrad.embedding.sharded.plan import (
+    GROUP,
     POOLED,
-    SEQUENCE,
     SHARDERS,
     build_collections,
     describe_plan,
     plan_tables,
+    single_vectors,
 )
 from recgrad.embedding.sharded.pooling import Embedded
 from recgrad.embedding.sharded.quiet import quiet
 from recgrad.embedding.sharded.replicas import average_gradients
+from recgrad.embedding.sharded.shard import Kernel, ShardTable
 from recgrad.embedding.sharded.table import ShardedTable
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import nearest
@@ -41,7 +45,7 @@ class ShardedEngine(nn.Module):
     """Embedding tables over all processes of torch.distributed's default group.
 
     TorchRec plans where tables lie, sends ids to the ranks that hold their rows, and vectors
-    back; lookup and update are the local engine's kernels on each rank. What it means is the
+    back; lookup and update are the local engine's kernels on each rank, or FBGEMM's. What it means is the
     same as for `LocalEngine`: gradients of the mean over all ranks' losses wait for the
     optimizer's `step()`, and untouched rows have the same values.
 
@@ -52,6 +56,8 @@ class ShardedEngine(nn.Module):
         weighted: ids of row features come with weights.
         batch_size: rows of a rank's batch, for the planner.
         local_world_size: processes of each machine, for the planner; all of them by default.
+        choices: what each table gets (`choose_kernels`); our own kernels if None.
+        device: where the model is, and FBGEMM's tables; ids are given on the CPU.
     """
 
     def __init__(
@@ -65,9 +71,13 @@ class ShardedEngine(nn.Module):
         weighted: bool = False,
         batch_size: int = 1024,
         local_world_size: int | None = None,
+        choices: Mapping[str, KernelChoice] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__()
         specs = {spec.name: spec for spec in tables}
+        self.device = device = device or torch.device("cpu")
+        choices = choices or {spec.name: KernelChoice(OWN, spec.sharding_types, None) for spec in tables}
         check_specs(tables, lookups, specs, keys, sequence_keys)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.keys, self.sequence_keys = tuple(keys), tuple(sequence_keys)
@@ -77,31 +87,36 @@ class ShardedEngine(nn.Module):
         # A mean is a sum with weights, so that it comes out right however a bag's rows are spread.
         weighted = weighted or any(self.features.bag_means)
         self._means = torch.tensor(self.features.bag_means) if weighted else None
-        kernels: list[ShardKernel] = []
+        kernels: list[Kernel] = []
 
-        def make(config: Any, sequence: bool, replicated: bool) -> ShardKernel:
-            kernels.append(ShardKernel(config, specs, seed, sequence=sequence, replicated=replicated))
+        def make(config: Any, sequence: bool, replicated: bool) -> Kernel:
+            if GROUP in (config.fused_params or {}):
+                kernels.append(FusedKernel(config, specs, choices, seed, sequence=sequence, device=device))
+            else:
+                kernels.append(ShardKernel(config, specs, seed, sequence=sequence, replicated=replicated))
             return kernels[-1]
 
         with quiet(), shard_kernels(make):
             collections = build_collections(
-                specs, self.features.pooled, self.features.rows, weighted=weighted
+                specs, self.features.pooled, self.features.rows, choices=choices, weighted=weighted
             )
             plan = plan_tables(
                 collections,
                 specs,
+                choices,
                 batch_size=batch_size,
                 local_world_size=local_world_size or self.world_size,
+                device=device,
             )
             parallel = DistributedModelParallel(
                 collections,
-                device=torch.device("cpu"),
+                device=device,
                 plan=plan,
                 sharders=list(SHARDERS),
                 init_data_parallel=False,
                 init_parameters=False,
             )
-        self.plan_text = describe_plan(plan, specs)
+        self.plan_text = describe_plan(plan, specs, choices)
         # In a tuple it is no submodule: TorchRec would put its own prefix before all that the model's
         # state_dict holds, and tables are no module parameters anyway.
         self._parallel = (parallel,)
@@ -138,13 +153,14 @@ class ShardedEngine(nn.Module):
         all_counts = counts[0] if len(counts) == 1 else torch.cat(counts)
         check_ids(all_values, all_counts, *known)
         modules: Any = self._parallel[0].module
-        bags, vectors = None, None
+        bags, vectors = None, {}
         if POOLED in modules:
             assert ids is not None
             jagged = bag_jagged(ids, *self.features.bag_inputs, self._means, self._bags(rows))
-            bags = modules[POOLED](jagged)
-        if SEQUENCE in modules:
-            vectors = modules[SEQUENCE](row_jagged(all_values, all_counts, *self.features.row_inputs))
+            bags = modules[POOLED](jagged.to(self.device))
+        for dim, inputs in self.features.row_inputs.items():
+            jagged = row_jagged(all_values, all_counts, *inputs).to(self.device)
+            vectors[dim] = modules[single_vectors(dim)](jagged)
         return Embedded(self.features, rows, ids, sequences, bags, vectors)
 
     def _bags(self, rows: int) -> int:
@@ -235,6 +251,7 @@ class ShardedEngine(nn.Module):
         self._averaged = True
         for kernel in self._kernels:
             if kernel.replicated:
+                assert isinstance(kernel.engine, LocalEngine)
                 names = {s.name: limits.get(_whole(s), math.inf) for s in kernel.engine.tables.values()}
                 average_gradients(kernel.engine, names)
 
@@ -243,16 +260,16 @@ class ShardedEngine(nn.Module):
         return f"tables={len(self.tables)}, rank={self.rank} of {self.world_size}"
 
 
-def _whole(shard: Table) -> str:
+def _whole(shard: ShardTable) -> str:
     assert shard.spec.shard is not None
     return shard.spec.shard.table
 
 
-def _first_row(shard: Table) -> int:
+def _first_row(shard: ShardTable) -> int:
     assert shard.spec.shard is not None
     return shard.spec.shard.first_row
 
 
-def _shards_of(kernel: ShardKernel, names: set[str] | None) -> set[str]:
+def _shards_of(kernel: Kernel, names: set[str] | None) -> set[str]:
     tables = kernel.engine.tables.values()
     return {shard.name for shard in tables if names is None or _whole(shard) in names}

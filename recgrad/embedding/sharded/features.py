@@ -2,7 +2,7 @@
 
 A table lies in one collection. One whose lookups all pool rows is in the EmbeddingBagCollection,
 which sums bags where the rows lie. A table with a sequence lookup is in the
-EmbeddingCollection, which hands out single vectors; bags over it are summed on the rank that
+EmbeddingCollection of its width, which hands out single vectors; bags over it are summed on the rank that
 asked.
 """
 
@@ -16,21 +16,21 @@ from recgrad.embedding.spec import LookupSpec, TableSpec
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """The features of both collections, and which lookup takes which.
+    """The features of all collections, and which lookup takes which.
 
     Attributes:
         lookups: by name.
         dims: by lookup, the width of its table.
         feature: by lookup, the feature of its table's collection.
-        from_rows: lookups whose table is in the EmbeddingCollection.
+        from_rows: lookups whose table is in an EmbeddingCollection.
         place: by lookup, its key's place among the keys of its kind.
         pooled: features by table, of the EmbeddingBagCollection.
-        rows: features by table, of the EmbeddingCollection.
+        rows: features by table, of the EmbeddingCollections.
         bag_inputs: features of the first in order, and the keys they take their ids from (None: all as
             they are).
         bag_means: for each of them, whether a bag's mean is wanted.
-        row_inputs: the same of the second; keys are counted pooled ones first, then sequence ones.
-        divided: tables of the EmbeddingCollection with bags whose mean is taken, or with weighted ids.
+        row_inputs: the same of the others, by width; keys are counted pooled ones first, then sequence ones.
+        divided: tables of an EmbeddingCollection with bags whose mean is taken, or with weighted ids.
         smallest: of row keys, then of sequence keys: keys, rows and name of each key's smallest table.
     """
 
@@ -43,7 +43,7 @@ class FeatureMap:
     rows: Mapping[str, tuple[str, ...]]
     bag_inputs: tuple[tuple[str, ...], tuple[int, ...] | None]
     bag_means: tuple[bool, ...]
-    row_inputs: tuple[tuple[str, ...], tuple[int, ...] | None]
+    row_inputs: Mapping[int, tuple[tuple[str, ...], tuple[int, ...] | None]]
     smallest: tuple[tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]], ...]
     divided: frozenset[str]
 
@@ -88,7 +88,13 @@ def map_features(
         rows={table: tuple(own) for table, own in rows.items()},
         bag_inputs=bag_inputs,
         bag_means=tuple(name.endswith("|mean") for name in bag_inputs[0]),
-        row_inputs=_inputs(rows, len(keys) + len(sequence_keys)),
+        row_inputs={
+            dim: _inputs(
+                {table: own for table, own in rows.items() if specs[table].dim == dim},
+                len(keys) + len(sequence_keys),
+            )
+            for dim in dict.fromkeys(specs[table].dim for table in rows)
+        },
         smallest=tuple(
             _smallest(names, [s for s in lookups if s.sequence == sequence], specs)
             for names, sequence in ((keys, False), (sequence_keys, True))

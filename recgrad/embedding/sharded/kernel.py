@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchrec.distributed.embedding_kernel import BaseEmbedding
 from torchrec.distributed.embedding_lookup import GroupedEmbeddingsLookup, GroupedPooledEmbeddingsLookup
-from torchrec.distributed.embedding_types import (
-    EmbeddingComputeKernel,
-    GroupedEmbeddingConfig,
-    ShardedEmbeddingTable,
-)
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recgrad.embedding.local.engine import Ids, LocalEngine
-from recgrad.embedding.sharded.names import table_name
-from recgrad.embedding.spec import LookupSpec, Shard, TableSpec
+from recgrad.embedding.sharded.shard import Kernel, shard_spec
+from recgrad.embedding.spec import LookupSpec, TableSpec
 
 KERNEL = EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value
 """TorchRec's name for kernels that it does not know."""
@@ -50,7 +45,7 @@ class ShardKernel(BaseEmbedding):  # type: ignore[misc]
         self._config = config
         self.sequence = sequence
         self.replicated = replicated
-        tables = [_shard_spec(table, i, specs) for i, table in enumerate(config.embedding_tables)]
+        tables = [shard_spec(table, i, specs) for i, table in enumerate(config.embedding_tables)]
         places = [
             spec.name for spec, table in zip(tables, config.embedding_tables) for _ in table.feature_names
         ]
@@ -71,6 +66,8 @@ class ShardKernel(BaseEmbedding):  # type: ignore[misc]
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """[bags, sum of dims], or the vectors of all ids one after another."""
+        device = features.device()
+        features = features.to(torch.device("cpu"))  # where the tables are, whatever the model is on
         values = features.values().to(torch.int64)
         if self.sequence:
             ids = Ids(values, values[:0], features.length_per_key(), single=True)
@@ -83,7 +80,7 @@ class ShardKernel(BaseEmbedding):  # type: ignore[misc]
         if torch.is_grad_enabled() and not output.requires_grad:
             # Backward is a collective: it must run on every rank, also where all tables are frozen.
             output = output.detach().requires_grad_()
-        return output
+        return output.to(device)
 
     def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
         """None: tables are no module parameters."""
@@ -96,21 +93,8 @@ class ShardKernel(BaseEmbedding):  # type: ignore[misc]
         """Nothing is cached."""
 
 
-def _shard_spec(table: ShardedEmbeddingTable, index: int, specs: Mapping[str, TableSpec]) -> TableSpec:
-    """A shard as a table of the local engine; column shards of a table may meet on a rank."""
-    whole = specs[table_name(table.name)]
-    offsets = (0, 0) if table.local_metadata is None else tuple(table.local_metadata.shard_offsets)
-    return replace(
-        whole,
-        name=f"{whole.name}/{index}",
-        num_rows=max(table.local_rows, 1),
-        dim=table.local_cols,
-        shard=Shard(whole.name, whole.num_rows, whole.dim, *offsets),
-    )
-
-
 @contextmanager
-def shard_kernels(make: Callable[[GroupedEmbeddingConfig, bool, bool], ShardKernel]) -> Iterator[None]:
+def shard_kernels(make: Callable[[GroupedEmbeddingConfig, bool, bool], Kernel]) -> Iterator[None]:
     """While entered, TorchRec builds its customized kernels by `make(config, sequence, replicated)`.
 
     TorchRec has a name for kernels of others but no place to register them.

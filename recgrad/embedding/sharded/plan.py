@@ -22,16 +22,20 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
+from recgrad.embedding.sharded.choice import FUSED_UVM, KernelChoice
 from recgrad.embedding.sharded.collections import PooledSharder, SequenceSharder
 from recgrad.embedding.sharded.kernel import KERNEL
 from recgrad.embedding.sharded.names import module_name, table_name
 from recgrad.embedding.spec import TableSpec
 from recgrad.errors import ConfigError
 
-POOLED, SEQUENCE = "pooled", "sequence"
+POOLED = "pooled"
 UNLIMITED_BYTES = 1 << 60
 MIN_COLUMNS = 4
 SMALL_TABLE_BYTES = 1 << 30
+GPU_RESERVED = 0.2  # of a GPU's memory, for all that is no table
+GROUP = "recgrad_group"
+"""Of a table's fused_params: tables with the same share one module of FBGEMM."""
 SHARDERS: tuple[Any, ...] = (PooledSharder(), SequenceSharder())
 
 
@@ -40,6 +44,7 @@ def build_collections(
     pooled: Mapping[str, Sequence[str]],
     sequence: Mapping[str, Sequence[str]],
     *,
+    choices: Mapping[str, KernelChoice],
     weighted: bool,
 ) -> nn.ModuleDict:
     """TorchRec's collections over these tables, without memory: feature names by table.
@@ -48,6 +53,7 @@ def build_collections(
         specs: all tables by name.
         pooled: the features of each table whose bags are summed where the table lies.
         sequence: the features of each table whose ids are wanted one by one.
+        choices: the kernel and optimizer of each table.
         weighted: ids of bags come with weights.
     """
     nowhere = torch.device("meta")
@@ -55,10 +61,28 @@ def build_collections(
     if pooled:
         bags = [EmbeddingBagConfig(**_config(specs[name], features)) for name, features in pooled.items()]
         modules[POOLED] = EmbeddingBagCollection(tables=bags, is_weighted=weighted, device=nowhere)
-    if sequence:
-        rows = [EmbeddingConfig(**_config(specs[name], features)) for name, features in sequence.items()]
-        modules[SEQUENCE] = EmbeddingCollection(tables=rows, device=nowhere)
-    return nn.ModuleDict(modules)
+    for dim in dict.fromkeys(specs[name].dim for name in sequence):  # TorchRec wants one width
+        own = {name: features for name, features in sequence.items() if specs[name].dim == dim}
+        rows = [EmbeddingConfig(**_config(specs[name], features)) for name, features in own.items()]
+        modules[single_vectors(dim)] = EmbeddingCollection(tables=rows, device=nowhere)
+    collections = nn.ModuleDict(modules)
+    for path, parameter in collections.named_parameters():
+        spec = specs[table_name(path.split(".")[-2])]
+        if choices[spec.name].fused:
+            # TorchRec makes one kernel of tables whose optimizers have the same settings.
+            marked: Any = parameter
+            marked._optimizer_kwargs = [{GROUP: _group(choices[spec.name])}]
+    return collections
+
+
+def _group(choice: KernelChoice) -> str:
+    """Tables of the same group can lie in one module of FBGEMM: they have one optimizer."""
+    return "frozen" if choice.optimizer is None else f"group {choice.optimizer.group}"
+
+
+def single_vectors(dim: int) -> str:
+    """The name of the collection that hands out single vectors of this width."""
+    return f"vectors_{dim}"
 
 
 def _config(spec: TableSpec, features: Sequence[str]) -> dict[str, Any]:
@@ -71,29 +95,42 @@ def _config(spec: TableSpec, features: Sequence[str]) -> dict[str, Any]:
 
 
 def plan_tables(
-    collections: nn.ModuleDict, specs: Mapping[str, TableSpec], *, batch_size: int, local_world_size: int
+    collections: nn.ModuleDict,
+    specs: Mapping[str, TableSpec],
+    choices: Mapping[str, KernelChoice],
+    *,
+    batch_size: int,
+    local_world_size: int,
+    device: torch.device,
 ) -> ShardingPlan:
     """The planner's choice, the same on every rank.
 
-    Memory does not limit it: rows take room when they are first updated, so nothing is known
-    of it beforehand.
+    Host memory does not limit it: rows take room when they are first updated, so nothing is known
+    of it beforehand. A GPU's does.
     """
     world_size = dist.get_world_size()
+    hardware = HardwareConfig(ddr_cap_bytes=UNLIMITED_BYTES)
+    reserved = 0.0
+    if device.type == "cuda":
+        hardware.hbm_cap_bytes = torch.cuda.get_device_properties(device).total_memory
+        reserved = GPU_RESERVED
     topology = TopologyFactory.create_topology(
         TrainerConfig(world_size=world_size, local_world_size=local_world_size),
-        HardwareConfig(ddr_cap_bytes=UNLIMITED_BYTES),
-        KernelConfig(compute_device="cpu"),
+        hardware,
+        KernelConfig(compute_device=device.type),
     )
     summed = set() if POOLED not in collections else {c.name for c in _bag_configs(collections)}
     constraints = {
-        module_name(name): _constraints(spec, world_size, module_name(name) in summed)
+        module_name(name): _constraints(
+            spec, choices[name], world_size, module_name(name) in summed, device.type
+        )
         for name, spec in specs.items()
     }
     planner = EmbeddingShardingPlanner(
         topology=topology,
         batch_size=batch_size,
         constraints=constraints,
-        storage_reservation=FixedPercentageStorageReservation(0.0),
+        storage_reservation=FixedPercentageStorageReservation(reserved),
         stats=[],
     )
     try:
@@ -115,11 +152,19 @@ def _bag_configs(collections: nn.ModuleDict) -> list[EmbeddingBagConfig]:
     return configs
 
 
-def _constraints(spec: TableSpec, world_size: int, summed: bool) -> ParameterConstraints:
+def _constraints(
+    spec: TableSpec, choice: KernelChoice, world_size: int, summed: bool, device: str
+) -> ParameterConstraints:
     """What the config allows; by default what the planner may weigh against each other."""
-    allowed = list(spec.sharding_types) or _default_types(spec, world_size, summed)
+    allowed = list(choice.sharding_types) or _default_types(spec, world_size, summed)
     columns = max(MIN_COLUMNS, -(-spec.dim // world_size // MIN_COLUMNS) * MIN_COLUMNS)
-    return ParameterConstraints(sharding_types=allowed, min_partition=min(columns, spec.dim))
+    while choice.fused and columns < spec.dim and spec.dim % columns:
+        columns += MIN_COLUMNS  # FBGEMM's single vectors are all of one width
+    # On a GPU's machine the planner counts our own tables as rows in host memory.
+    kernels = [choice.kernel if choice.fused else FUSED_UVM] if device == "cuda" else None
+    return ParameterConstraints(
+        sharding_types=allowed, compute_kernels=kernels, min_partition=min(columns, spec.dim)
+    )
 
 
 def _default_types(spec: TableSpec, world_size: int, summed: bool) -> list[str]:
@@ -137,17 +182,20 @@ def _default_types(spec: TableSpec, world_size: int, summed: bool) -> list[str]:
     return [ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value]
 
 
-def describe_plan(plan: ShardingPlan, specs: Mapping[str, TableSpec]) -> str:
-    """The plan as a table: what lies where."""
-    lines = [("table", "rows", "dim", "sharding", "ranks")]
+def describe_plan(
+    plan: ShardingPlan, specs: Mapping[str, TableSpec], choices: Mapping[str, KernelChoice]
+) -> str:
+    """The plan as a table: what lies where, and whose kernels look it up."""
+    lines = [("table", "rows", "dim", "sharding", "kernel", "ranks")]
     for parameters in plan.plan.values():
         for module, sharding in sorted(parameters.items()):
             spec = specs[table_name(module)]
-            lines.append(
-                (spec.name, f"{spec.num_rows:,}", str(spec.dim), sharding.sharding_type, _ranks(sharding))
-            )
+            size = f"{spec.num_rows:,}", str(spec.dim)
+            choice = choices[spec.name]
+            kernel = choice.kernel if choice.fused else "recgrad"
+            lines.append((spec.name, *size, sharding.sharding_type, kernel, _ranks(sharding)))
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    aligned = ("<", ">", ">", "<", "<")
+    aligned = ("<", ">", ">", "<", "<", "<")
     rows = ([f"{cell:{a}{w}}" for cell, a, w in zip(line, aligned, widths)] for line in lines)
     return "\n".join("  ".join(cells).rstrip() for cells in rows)
 

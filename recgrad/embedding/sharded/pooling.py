@@ -21,7 +21,7 @@ class Embedded:
         rows: of the batch; what TorchRec gives beyond them stems from other ranks' larger batches.
         ids, sequences: what was looked up.
         bags: TorchRec's KeyedTensor, or None.
-        vectors: TorchRec's JaggedTensors by feature, or None.
+        vectors: TorchRec's JaggedTensors by width and feature.
     """
 
     def __init__(
@@ -86,14 +86,17 @@ class Embedded:
         spec = self._features.lookups[name]
         ids = self._sequences if spec.sequence else self._ids
         assert ids is not None
-        found: Tensor = self._vectors[self._features.feature[name]].values()
-        vectors = found.view(-1, self._features.dims[name])
+        dim = self._features.dims[name]
+        found: Tensor = self._vectors[dim][self._features.feature[name]].values()
+        vectors = found.view(-1, dim)
         lengths, first = self._lengths(name)
         if ids.weights is not None:
-            vectors = vectors * ids.weights[first : first + len(vectors)].unsqueeze(1)
+            weights = ids.weights[first : first + len(vectors)]
+            vectors = vectors * weights.to(vectors.device).unsqueeze(1)
         if ids.single:
             return vectors
         bag = torch.repeat_interleave(torch.arange(len(lengths)), lengths.to(torch.int64))
+        bag, lengths = bag.to(vectors.device), lengths.to(vectors.device)
         sums = vectors.new_zeros(len(lengths), vectors.shape[1]).index_add(0, bag, vectors)
         return sums / lengths.clamp(min=1).unsqueeze(1) if spec.pooling == "mean" else sums
 

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 from torchrec.distributed.types import ShardingType
 
-from recgrad.embedding.local.table import Table, TableMemory, TablePart
+from recgrad.embedding.local.table import TableMemory, TablePart
+from recgrad.embedding.sharded.shard import ShardTable
 from recgrad.embedding.spec import TableSpec
 from recgrad.errors import CheckpointError, DataError
 
@@ -22,7 +23,7 @@ class ShardedTable:
 
     Attributes:
         spec: the whole table.
-        shards: tables of local engines; each knows its place in the whole.
+        shards: of this rank's kernels; each knows its place in the whole.
         replicated: this rank's one shard is a copy of the whole table, as every rank has it.
         divides_gradients: what it gets are the gradients of ids, of bags whose mean is taken or that are
             weighted.
@@ -30,7 +31,9 @@ class ShardedTable:
         handle: an empty tensor that stands for the table in an optimizer's param_groups.
     """
 
-    def __init__(self, spec: TableSpec, shards: Sequence[Table], sharding_type: str, engine: Any) -> None:
+    def __init__(
+        self, spec: TableSpec, shards: Sequence[ShardTable], sharding_type: str, engine: Any
+    ) -> None:
         self.spec = spec
         self.name = spec.name
         self.shards = tuple(shards)
@@ -46,7 +49,7 @@ class ShardedTable:
             own = [(name, self._width(shard, width), initial) for name, width, initial in states]
             shard.set_states(own)
 
-    def _width(self, shard: Table, width: int) -> int:
+    def _width(self, shard: ShardTable, width: int) -> int:
         return shard.spec.dim if width == self.spec.dim else width
 
     def row_ranges(self) -> list[tuple[int, int]]:
@@ -95,7 +98,7 @@ class ShardedTable:
                 cut[name] = state[:, columns] if state.shape[1] == self.spec.dim else state
             shard.import_states(rows[own] - _place(shard).first_row, cut)
 
-    def _own(self, rows: Array) -> Iterator[tuple[Table, Array, slice]]:
+    def _own(self, rows: Array) -> Iterator[tuple[ShardTable, Array, slice]]:
         """Each shard, which of the rows it holds, and which of their columns."""
         for shard in self.shards:
             place = _place(shard)
@@ -119,6 +122,6 @@ class ShardedTable:
         return TableMemory(self.name, rows, weights, states, index)
 
 
-def _place(shard: Table) -> Any:
+def _place(shard: ShardTable) -> Any:
     assert shard.spec.shard is not None
     return shard.spec.shard

@@ -33,6 +33,7 @@ class Update(NamedTuple):
         l2: times the weight is added to the gradient.
         decoupled: times the weight is taken off the weight.
         step: the number of this update of the table, from 1.
+        settings: the param group of the table as it is, with all hyperparameters by name.
     """
 
     table: Any
@@ -42,6 +43,7 @@ class Update(NamedTuple):
     l2: float
     decoupled: float
     step: int
+    settings: dict[str, Any]
 
 
 class SparseOptimizer(EagerOptimizer):
@@ -183,7 +185,7 @@ class SparseOptimizer(EagerOptimizer):
                 step = self._steps[table.name] = self._steps[table.name] + 1
                 if step not in scalars:
                     scalars[step] = kind.scalars(group, step)
-                update = Update(table, kind.rule, scalars[step], limit, l2, decoupled, step)
+                update = Update(table, kind.rule, scalars[step], limit, l2, decoupled, step, group)
                 updates.setdefault(id(table.engine), []).append(update)
         for members in updates.values():
             members[0].table.engine.update(members)

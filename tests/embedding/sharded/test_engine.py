@@ -18,7 +18,7 @@ STEPS = 5
 ROWS = 6  # of each rank's batch, and one more for each rank above 0
 KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
 KEYS = ("user", "tags", "item")
-SEQUENCE_KEYS = ("clicks", "words")
+SEQUENCE_KEYS = ("clicks", "words", "shops")
 OPTIMIZERS = {
     "sgd_optimizer": {"lr": 0.1},
     "adagrad_optimizer": {"lr": 0.1, "weight_decay": 0.01, "gradient_clipping": True, "max_gradient": 0.02},
@@ -40,6 +40,7 @@ def specs(kind: str) -> tuple[list[TableSpec], list[LookupSpec]]:
         table("item", 41, 8),
         table("wide", 37, 4),
         table("words", 23, 8, trainable=False),
+        table("shops", 19, 4),  # a sequence of another width
     ]
     lookups = [
         LookupSpec("user", "user", "user"),
@@ -48,6 +49,7 @@ def specs(kind: str) -> tuple[list[TableSpec], list[LookupSpec]]:
         LookupSpec("item", "item", "item"),
         LookupSpec("clicks", "clicks", "item", sequence=True),
         LookupSpec("words", "words", "words", pooling="mean", sequence=True),
+        LookupSpec("shops", "shops", "shops", sequence=True),
     ]
     return tables, lookups
 
@@ -59,7 +61,8 @@ def batch(seed: int, rows: int) -> tuple[Ids, Ids, torch.Tensor]:
     sizes = [37, 50, 41]
     ids = np.concatenate([rng.integers(0, n, b.sum()) for n, b in zip(sizes, bags)])
     positions = [np.ones(rng.integers(0, 9), int), rng.integers(0, 3, rng.integers(0, 7))]
-    more = np.concatenate([rng.integers(0, n, p.sum()) for n, p in zip((41, 23), positions)])
+    positions.append(np.ones(rng.integers(0, 5), int))
+    more = np.concatenate([rng.integers(0, n, p.sum()) for n, p in zip((41, 23, 19), positions)])
     return (
         Ids(torch.tensor(ids), torch.tensor(np.concatenate(bags), dtype=torch.int32), (rows,) * 3),
         Ids(
@@ -80,6 +83,7 @@ def loss_of(engine: Any, seed: int, rows: int) -> torch.Tensor:
         embedded.pooled(["item"]),
         embedded.sequence("clicks"),
         embedded.sequence("words"),
+        embedded.sequence("shops"),
     ]
     flat = torch.cat([output.reshape(-1) for output in outputs])
     return (flat.tanh() * noise[: len(flat)]).sum()
