@@ -1,0 +1,163 @@
+"""Which device a process computes on, and what it says when it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import recgrad
+from recgrad.cli.main import build_parser, main
+from recgrad.cli.train import command_line
+from recgrad.data.batch import Batch, JaggedDense, KeyedDense, KeyedJagged
+from recgrad.errors import RecgradError
+from recgrad.training.processes import Environment, choose_device, open_processes
+from recgrad.training.processes.device import backend_of
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets torch find so many GPUs."""
+
+    def find(count: int) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    find(0)
+    return find
+
+
+def one_of(count: int, local_rank: int = 0) -> Environment:
+    return Environment(
+        rank=local_rank,
+        world_size=count,
+        local_rank=local_rank,
+        local_world_size=count,
+        distributed=count > 1,
+    )
+
+
+@pytest.mark.parametrize("asked", ["auto", "cpu"])
+def test_without_gpus_it_is_the_cpu(asked: str, gpus: Callable[[int], None]) -> None:
+    assert choose_device(asked) == CPU
+    assert choose_device(asked, one_of(4, 3)) == CPU
+
+
+def test_auto_takes_the_gpu_of_the_local_rank_where_there_are_enough(gpus: Callable[[int], None]) -> None:
+    gpus(2)
+    assert choose_device() == torch.device("cuda", 0)
+    assert choose_device("auto", one_of(2, 1)) == torch.device("cuda", 1)
+    assert choose_device("auto", one_of(3, 1)) == CPU
+    assert choose_device("cpu", one_of(2, 1)) == CPU
+    assert choose_device("cuda", one_of(2, 1)) == torch.device("cuda", 1)
+
+
+def test_a_device_is_taken_as_it_is(gpus: Callable[[int], None]) -> None:
+    assert choose_device(torch.device("meta")) == torch.device("meta")
+
+
+def test_auto_says_why_gpus_are_left_alone(
+    gpus: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    gpus(2)
+    caplog.set_level("INFO", "recgrad.training")
+    for local_rank in range(3):
+        choose_device("auto", one_of(3, local_rank))
+    assert caplog.messages == ["3 processes but 2 GPUs: all compute on CPUs"]
+
+
+def test_cuda_without_a_gpu_is_refused(gpus: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(
+        RecgradError, match=r"^device: cuda is asked for, but torch \S+ is built for CPUs; use"
+    ):
+        choose_device("cuda")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(RecgradError, match="finds no GPU; use --device cpu or auto"):
+        choose_device("cuda")
+
+
+def test_fewer_gpus_than_processes_are_refused(gpus: Callable[[int], None]) -> None:
+    gpus(2)
+    with pytest.raises(
+        RecgradError, match="each of the 4 processes of this machine, torch finds 2; start 2, or"
+    ):
+        choose_device("cuda", one_of(4))
+
+
+def test_other_names_are_refused() -> None:
+    with pytest.raises(RecgradError, match="device: must be one of auto, cpu, cuda, got 'gpu'"):
+        choose_device("gpu")
+
+
+def test_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    assert backend_of(CPU) == "gloo"
+    assert backend_of(torch.device("cuda", 1)) == "cpu:gloo,cuda:nccl"
+    with pytest.raises(RecgradError, match="several processes compute on cpu or cuda, got 'meta'; start one"):
+        backend_of(torch.device("meta"))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(RecgradError, match=r"need nccl, which torch .* lacks; start one process, or use"):
+        backend_of(torch.device("cuda", 1))
+
+
+def test_a_process_alone_knows_its_device(gpus: Callable[[int], None]) -> None:
+    gpus(1)
+    with open_processes(device="cpu") as processes:
+        assert processes.device == CPU
+    with open_processes() as processes:
+        assert processes.device == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("function", [recgrad.train, recgrad.evaluate])
+def test_the_api_refuses_before_it_reads_the_config(function: Callable[..., object]) -> None:
+    with pytest.raises(RecgradError, match="device: must be one of"):
+        function("no_such.config", device="gpu")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["train", "c.config"],
+        ["eval", "c.config"],
+        ["predict", "c.config", "--predict-input-path=x", "--predict-output-path=y.csv"],
+    ],
+    ids=lambda line: line[0],
+)
+def test_commands_say_that_there_is_no_gpu(
+    line: list[str], gpus: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*line, "--device", "cuda"]) == 2
+    assert capsys.readouterr().err.startswith("device: cuda is asked for, but torch")
+
+
+def test_the_processes_of_a_run_are_told_the_device() -> None:
+    parser = build_parser(["train"])
+    asked = parser.parse_args(["train", "c.config", "--nproc", "2", "--device", "cuda"])
+    assert command_line(asked) == ["train", "c.config", "--device=cuda"]
+    assert command_line(parser.parse_args(["train", "c.config", "--nproc", "2"])) == ["train", "c.config"]
+
+
+def test_what_of_a_batch_goes_to_a_device() -> None:
+    lengths = torch.tensor([1, 2], dtype=torch.int32)
+    ids = KeyedJagged(("a",), torch.arange(3), lengths, (2,))
+    batch = Batch(
+        2,
+        KeyedDense(("x",), (1,), torch.zeros(2, 1)),
+        ids,
+        {"s": lengths},
+        ids,
+        {"s": JaggedDense(torch.zeros(3, 1), lengths)},
+        {"y": torch.zeros(2)},
+        {"w": torch.ones(2)},
+        {"k": torch.arange(2)},
+    )
+    assert batch.with_inputs_on(CPU) is batch
+    moved = batch.with_inputs_on(torch.device("meta"))
+    gone = (moved.dense.values, moved.sequence_lengths["s"], *vars(moved.sequence_dense["s"]).values())
+    assert {tensor.device.type for tensor in gone} == {"meta"}
+    for name in ("sparse", "sequence_sparse", "labels", "sample_weights", "keys"):
+        assert getattr(moved, name) is getattr(batch, name)
