@@ -121,7 +121,7 @@ def test_early_stopping_ends_the_run_and_says_why(config: PipelineConfig) -> Non
     config.train_config.early_stopping.min_delta = 1.0  # nothing improves that much
     result = recgrad.train(config)
     assert result.step == 6
-    assert result.stopped.startswith("early stopping: auc has not improved for 2 evaluations")
+    assert result.stopped.startswith("early stopping: auc has not improved by more than 1 for 2 evaluations")
 
 
 def test_an_unknown_early_stopping_metric_is_found_before_the_run(config: PipelineConfig) -> None:

@@ -91,7 +91,8 @@ class EarlyStop(Hook):
         best, stale = judge(self.watch, [value for _, value in seen])
         if stale >= self.patience:
             reached = "never" if best is None else f"{seen[best][1]:.6g} at step {seen[best][0]}"
+            more = f" by more than {self.watch.min_delta:g}" if self.watch.min_delta else ""
+            times = "1 evaluation" if stale == 1 else f"{stale} evaluations"
             trainer.end(
-                f"early stopping: {self.watch.metric} has not improved for {stale} evaluations "
-                f"(best: {reached})"
+                f"early stopping: {self.watch.metric} has not improved{more} for {times} (best: {reached})"
             )
