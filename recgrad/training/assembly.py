@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from recgrad.data.features.base import Feature
 from recgrad.data.features.build import build_features
 from recgrad.data.loader import Loader, build_loader
 from recgrad.embedding.build import build_sparse_optimizer
-from recgrad.embedding.spec import TableSpec
+from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import RecgradError
 from recgrad.models.build import build_model
 from recgrad.optim.averaging import ReestimatedBatchNorm
@@ -30,6 +30,7 @@ from recgrad.training.hooks.events import EventLog
 from recgrad.training.hooks.log import Log, Sink
 from recgrad.training.hooks.profile import ProfileSteps
 from recgrad.training.hooks.tensorboard import TensorBoard
+from recgrad.training.kernels import kernels_of_tables
 from recgrad.training.processes import Processes
 from recgrad.training.synchronize import Averager
 from recgrad.training.task import Task
@@ -142,15 +143,16 @@ def sharded_engine(config: PipelineConfig, features: Sequence[Feature], processe
             f"several processes need TorchRec ({error}); install it with: pip install fbgemm-gpu-cpu "
             "iopath tensordict pyre-extensions tqdm && pip install --no-deps torchrec"
         ) from error
-    allowed = tuple(config.train_config.global_embedding_constraints.sharding_types)
 
-    def make(tables: Sequence[TableSpec], *args: Any, **kwargs: Any) -> ShardedEngine:
+    def make(tables: Sequence[TableSpec], lookups: Sequence[LookupSpec], **kwargs: Any) -> ShardedEngine:
         engine = ShardedEngine(
-            [table if table.sharding_types else replace(table, sharding_types=allowed) for table in tables],
-            *args,
+            tables,
+            lookups,
             weighted=any(feature.spec.weighted for feature in features),
             batch_size=config.data_config.batch_size,
             local_world_size=processes.environment.local_world_size,
+            choices=kernels_of_tables(config, tables, lookups, [processes.device.type]),
+            device=processes.device,
             **kwargs,
         )
         _log.info("tables over %d processes:\n%s", processes.world_size, engine.plan_text)

@@ -15,6 +15,7 @@ from recgrad.data.loader import build_loader
 from recgrad.errors import ConfigError, Problem, RecgradError
 from recgrad.training.assembly import features_of
 from recgrad.training.capabilities import available
+from recgrad.training.kernels import check_tables, has_constraints
 
 ConfigSource = str | Path | Mapping[str, Any] | PipelineConfig
 
@@ -42,7 +43,7 @@ def prepare_config(
     if fine_tune_checkpoint is not None:
         config.train_config.fine_tune_checkpoint = fine_tune_checkpoint
         locations.forget("train_config.fine_tune_checkpoint")
-    return config, check_config(config, locations=locations, available=available(), ranks=ranks)
+    return config, _check(config, locations, ranks)
 
 
 def check_everything(
@@ -59,7 +60,7 @@ def check_everything(
         edit_config_json,
         {"train_input_path": train_input_path, "eval_input_path": eval_input_path},
     )
-    report = check_config(config, locations=locations, available=available())
+    report = _check(config, locations)
     if not sample_rows or report.problems:
         return report
     try:
@@ -85,6 +86,18 @@ def _effective(
             setattr(config, field, value)
             loaded.locations.forget(field)
     return config, loaded.locations
+
+
+def _check(config: PipelineConfig, locations: Locations, ranks: int | None = None) -> Report:
+    """What is wrong with a config by itself, on whatever it will run."""
+    report = check_config(config, locations=locations, available=available(), ranks=ranks)
+    if report.problems or not has_constraints(config):
+        return report
+    try:
+        check_tables(config, features_of(config))
+    except ConfigError as error:
+        return Report(_located(error.problems, locations), report.hints)
+    return report
 
 
 def _check_with_data(config: PipelineConfig, locations: Locations, sample_rows: int) -> Report:

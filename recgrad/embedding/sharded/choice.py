@@ -13,6 +13,7 @@ from recgrad.errors import ConfigError, Problem
 
 FUSED, FUSED_UVM, FUSED_UVM_CACHING, OWN = COMPUTE_KERNELS
 _BY_DEVICE = {"cpu": (OWN,), "cuda": (FUSED, OWN)}
+_SHOWN = 3
 _COLUMNS, _COPIES = "column_wise", "data_parallel"
 
 
@@ -55,7 +56,7 @@ def choose_kernels(
         ConfigError: tables for which there is none.
     """
     choices: dict[str, KernelChoice] = {}
-    problems: list[Problem] = []
+    problems: dict[tuple[str, str], list[str]] = {}
     for spec in specs:
         optimizer = optimizers.get(spec.name) if spec.trainable else None
         found = next((c for d in devices for c in [_choice(spec, optimizer, d)] if c is not None), None)
@@ -64,10 +65,18 @@ def choose_kernels(
         else:
             field, what = _problem(spec, optimizer, devices)
             path = (paths or {}).get((spec.name, field), field)
-            problems.append(Problem(path, f"table '{spec.name}' {what}"))
+            problems.setdefault((path, what), []).append(spec.name)
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(
+            Problem(path, f"{_named(names)} {what}") for (path, what), names in problems.items()
+        )
     return choices
+
+
+def _named(tables: Sequence[str]) -> str:
+    names = ", ".join(f"'{name}'" for name in tables[:_SHOWN])
+    more = f" and {len(tables) - _SHOWN} more" if len(tables) > _SHOWN else ""
+    return f"{'tables' if len(tables) > 1 else 'table'} {names}{more}"
 
 
 def _choice(spec: TableSpec, optimizer: TableOptimizer | None, device: str) -> KernelChoice | None:
