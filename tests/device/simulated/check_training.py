@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from recgrad.cli.lr_find import find_rate
 from recgrad.config import PipelineConfig, load_config
 from recgrad.data.synth import write_synth
 from recgrad.export.report import write_report
+from recgrad.training.assembly import build_training
 from recgrad.training.checkpoint import Snapshot, read_checkpoint
 from recgrad.training.processes import Processes
 from recgrad.training.trainer import NumericalError, Trainer
@@ -87,11 +89,16 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
             assert value == other[name] or value != value, name
 
 
-def crash_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def crash_at(monkeypatch: pytest.MonkeyPatch, step: int, saved: Path) -> None:
+    """Let the next run crash in a step, after the checkpoint `saved` has been written."""
     original = Trainer._report
 
     def report(self: Trainer) -> Any:
         if self.state.step == step:
+            deadline = time.monotonic() + 30
+            while not saved.exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
             raise CrashError
         return original(self)
 
@@ -141,7 +148,7 @@ def test_goes_on_bit_for_bit(
     config.model_config.deepfm.deep.dropout_ratio[:] = [0.3, 0.3]
     whole = recgrad.train(config, model_dir=tmp_path / "whole", device=accelerator)
     with monkeypatch.context() as patch:
-        crash_at(patch, 6)
+        crash_at(patch, 6, tmp_path / "crashed" / "model.ckpt-4")
         with pytest.raises(CrashError):
             recgrad.train(config, model_dir=tmp_path / "crashed", device=accelerator)
     continued = recgrad.train(config, model_dir=tmp_path / "crashed", device=accelerator, continue_train=True)
@@ -163,6 +170,14 @@ def test_begun_on_one_and_continued_on_the_other(
     own = end_of(tmp_path / "moved")
     own.pop(".rng.simulated", None)
     assert_same(end_of(tmp_path / "whole"), own)
+
+
+def test_mixed_precision_is_that_of_the_device(config: PipelineConfig, accelerator: torch.device) -> None:
+    config.train_config.mixed_precision = "BF16"
+    training = build_training(config, Processes(device=accelerator))
+    batch = next(iter(training.train_loader.epoch(0)))
+    with training.updater.autocast():
+        assert training.task(batch)["logits"].dtype is torch.bfloat16
 
 
 def test_fine_tunes_evaluates_predicts_and_reports(
