@@ -19,7 +19,7 @@ from recgrad.embedding.local.table import TableMemory
 from recgrad.embedding.sharded.choice import OWN, KernelChoice
 from recgrad.embedding.sharded.features import FeatureMap, map_features
 from recgrad.embedding.sharded.fused import FusedKernel
-from recgrad.embedding.sharded.inputs import bag_jagged, check_ids, ids_per_key, row_jagged
+from recgrad.embedding.sharded.inputs import bag_jagged, check_ids, ids_per_key, on_device, row_jagged
 from recgrad.embedding.sharded.kernel import ShardKernel, shard_kernels
 from recgrad.embedding.sharded.names import table_name
 from recgrad.embedding.sharded.plan import (
@@ -157,10 +157,10 @@ class ShardedEngine(nn.Module):
         if POOLED in modules:
             assert ids is not None
             jagged = bag_jagged(ids, *self.features.bag_inputs, self._means, self._bags(rows))
-            bags = modules[POOLED](jagged.to(self.device))
+            bags = modules[POOLED](on_device(jagged, self.device))
         for dim, inputs in self.features.row_inputs.items():
-            jagged = row_jagged(all_values, all_counts, *inputs).to(self.device)
-            vectors[dim] = modules[single_vectors(dim)](jagged)
+            jagged = row_jagged(all_values, all_counts, *inputs)
+            vectors[dim] = modules[single_vectors(dim)](on_device(jagged, self.device))
         return Embedded(self.features, rows, ids, sequences, bags, vectors)
 
     def _bags(self, rows: int) -> int:

@@ -138,7 +138,8 @@ class FusedEngine:
             width = self.layout.dims[0] if self.layout.sequence else sum(self.layout.dims)
             return torch.zeros(count, width, device=bags.ids.device)
         if not (self.trainable and torch.is_grad_enabled()):
-            with torch.no_grad():
+            # FBGEMM's lookups are functions of autograd, which inference mode would leave out.
+            with torch.inference_mode(False), torch.no_grad():
                 output: Tensor = self._module(bags.ids, bags.offsets, bags.weights)
             self._forwards += 1
             return output

@@ -95,3 +95,8 @@ def row_jagged(
     jagged = KeyedJaggedTensor(names, values, None, lengths, stride=1)
     jagged = jagged if chosen is None else jagged.permute(list(chosen))
     return KeyedJaggedTensor(list(keys), jagged.values(), None, jagged.lengths(), stride=1)
+
+
+def on_device(jagged: KeyedJaggedTensor, device: torch.device) -> KeyedJaggedTensor:
+    """The same ids there; TorchRec copies its bookkeeping even where they are there already."""
+    return jagged if jagged.device() == device else jagged.to(device)

@@ -14,6 +14,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel, Grouped
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recgrad.embedding.local.engine import Ids, LocalEngine
+from recgrad.embedding.sharded.inputs import on_device
 from recgrad.embedding.sharded.shard import Kernel, shard_spec
 from recgrad.embedding.spec import LookupSpec, TableSpec
 
@@ -67,7 +68,7 @@ class ShardKernel(BaseEmbedding):  # type: ignore[misc]
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """[bags, sum of dims], or the vectors of all ids one after another."""
         device = features.device()
-        features = features.to(torch.device("cpu"))  # where the tables are, whatever the model is on
+        features = on_device(features, torch.device("cpu"))  # where the tables are, whatever the model is on
         values = features.values().to(torch.int64)
         if self.sequence:
             ids = Ids(values, values[:0], features.length_per_key(), single=True)

@@ -255,7 +255,8 @@ class SparseOptimizer(EagerOptimizer):
 
         With tables over several processes it is the share of this one, and every process must ask.
         """
-        norms = [torch.linalg.vector_norm(s, norm_type) for s in self._summed(own=True) if s.numel()]
+        sums = [gradient for gradient in self._summed(own=True) if gradient.numel()]
+        norms = [torch.linalg.vector_norm(gradient, norm_type).cpu() for gradient in sums]
         return torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else torch.zeros(())
 
     def clip_(self, factor: float) -> None:

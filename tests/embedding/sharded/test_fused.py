@@ -131,7 +131,7 @@ def train(engine: Any, optimizer: Any, ranks: list[int], steps: range, weighted:
             continue
         elif kind == 6:  # a rate that changes late, and an evaluation in between
             group["lr"] = 0.07
-            with torch.no_grad():
+            with torch.inference_mode():
                 losses.append(float(loss_of(engine, step, ROWS, weighted)))
         optimizer.step()
     return losses
