@@ -12,8 +12,9 @@ from recgrad.cli.main import build_parser, main
 from recgrad.cli.train import command_line
 from recgrad.data.batch import Batch, JaggedDense, KeyedDense, KeyedJagged
 from recgrad.errors import RecgradError
-from recgrad.training.processes import Environment, choose_device, open_processes
+from recgrad.training.processes import Environment, Processes, choose_device, open_processes
 from recgrad.training.processes.device import backend_of
+from recgrad.training.processes.group import _Group
 
 CPU = torch.device("cpu")
 
@@ -161,3 +162,37 @@ def test_what_of_a_batch_goes_to_a_device() -> None:
     assert {tensor.device.type for tensor in gone} == {"meta"}
     for name in ("sparse", "sequence_sparse", "labels", "sample_weights", "keys"):
         assert getattr(moved, name) is getattr(batch, name)
+
+
+def opened(
+    monkeypatch: pytest.MonkeyPatch, asked: str, environment: Environment, kinds: list[str]
+) -> list[object]:
+    """What a rank does with torch when it meets others that compute on these kinds of devices."""
+    done: list[object] = []
+    rank = _Group.__new__(_Group)
+    Processes.__init__(rank, environment)
+    rank._store = torch.distributed.HashStore()
+    monkeypatch.setattr(rank, "gather", lambda value: [*kinds[: rank.rank], value, *kinds[rank.rank + 1 :]])
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **_: done.append(backend))
+    monkeypatch.setattr(torch.cuda, "set_device", done.append)
+    rank.open(asked)
+    return [*done, rank.device]
+
+
+def test_a_rank_takes_its_gpu_before_it_meets_the_others(
+    gpus: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus(2)
+    own = torch.device("cuda", 1)
+    assert opened(monkeypatch, "auto", one_of(2, 1), ["cuda"] * 2) == [own, "cpu:gloo,cuda:nccl", own]
+    assert opened(monkeypatch, "cpu", one_of(2, 1), ["cpu"] * 2) == ["gloo", CPU]
+
+
+def test_ranks_that_would_compute_on_different_devices_are_refused(
+    gpus: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        RecgradError, match="device: rank 0 computes on cpu, rank 2 on cuda; give all of them"
+    ):
+        opened(monkeypatch, "auto", one_of(3), ["cpu", "cpu", "cuda"])

@@ -24,12 +24,17 @@ NAME = "simulated"
 MODEL_CASES = Path(__file__).parents[2] / "models" / "conftest.py"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def accelerator(pytestconfig: pytest.Config) -> torch.device:
+@pytest.fixture(scope="session")
+def library(pytestconfig: pytest.Config) -> Path:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("the simulated accelerator needs a C++ compiler")
-    _register(_built(compiler, pytestconfig.cache.mkdir("accelerator")))
+    return _built(compiler, pytestconfig.cache.mkdir("accelerator"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def accelerator(library: Path) -> torch.device:
+    register(library)
     return torch.device(NAME, 0)
 
 
@@ -66,7 +71,7 @@ def _built(compiler: str, folder: Path) -> Path:
     return library
 
 
-def _register(library: Path) -> None:
+def register(library: Path) -> None:
     """Make the library torch's device of this name, with the module that torch asks about it."""
     torch.ops.load_library(library)
     torch.utils.rename_privateuse1_backend(NAME)
