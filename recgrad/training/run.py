@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,8 +119,9 @@ def train(
         )
         # A launcher that starts the run anew after a process died wants it to go on.
         goes_on = continue_train or processes.restarts > 0
-        start_from = _check_model_dir(folder, checkpoints, goes_on) if processes.is_main else None
-        start_from = processes.broadcast(start_from)
+        start_from = processes.on_main(
+            lambda: _check_model_dir(folder, checkpoints, goes_on, processes.doing)
+        )
         seed_everything(settings.seed)
         training = build_training(effective, processes)
         seed_everything(settings.seed + RANK_SEED * processes.rank)
@@ -293,10 +294,12 @@ def _given_up_on_error(checkpoints: CheckpointManager) -> Iterator[None]:
         raise
 
 
-def _check_model_dir(folder: Path, checkpoints: CheckpointManager, continue_train: bool) -> Path | None:
+def _check_model_dir(
+    folder: Path, checkpoints: CheckpointManager, continue_train: bool, doing: Callable[[str], None]
+) -> Path | None:
     """The checkpoint to go on from, or None for a fresh start."""
     if continue_train:
-        return checkpoints.latest()
+        return checkpoints.latest(doing)
     if folder.exists() and not folder.is_dir():
         raise RecgradError(f"model_dir {folder} is a file; choose another --model_dir")
     if folder.exists() and any(folder.iterdir()):

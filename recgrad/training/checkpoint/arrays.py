@@ -17,7 +17,7 @@ import mmap
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,15 +178,20 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
-def check_file(path: Path, num_bytes: int, crc32: int, *, verify: bool) -> None:
-    """Raise unless the file has the recorded size and, if asked, the recorded checksum."""
+def check_file(
+    path: Path, num_bytes: int, crc32: int, *, verify: bool, doing: Callable[[str], None] | None = None
+) -> None:
+    """Raise unless the file has the recorded size and, if asked, the recorded checksum.
+
+    `doing` is told now and then how far it has come.
+    """
     descriptor = open_regular(path)
     try:
         actual = os.fstat(descriptor).st_size
         if actual != num_bytes:
             raise CheckpointError(f"{path}: has {actual} bytes, the manifest says {num_bytes}")
         if verify:
-            found = _crc32_of(descriptor)
+            found = _crc32_of(descriptor, path, doing)
             if found != crc32:
                 raise CheckpointError(
                     f"{path}: is damaged (checksum {found:08x}, the manifest says {crc32:08x})"
@@ -197,12 +202,14 @@ def check_file(path: Path, num_bytes: int, crc32: int, *, verify: bool) -> None:
         os.close(descriptor)
 
 
-def _crc32_of(descriptor: int) -> int:
+def _crc32_of(descriptor: int, path: Path, doing: Callable[[str], None] | None) -> int:
     buffer = memoryview(bytearray(CHUNK_BYTES))
     crc, position = 0, 0
     while count := os.preadv(descriptor, [buffer], position):
         crc = zlib.crc32(buffer[:count], crc)
         position += count
+        if doing is not None:
+            doing(f"checking {path} ({position / 1e6:,.0f} MB)")
     return crc
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -114,11 +115,11 @@ class CheckpointManager:
         matches = (_FOLDER.fullmatch(entry.name) for entry in os.scandir(self.model_dir) if entry.is_dir())
         return sorted(int(match[1]) for match in matches if match)
 
-    def latest(self) -> Path | None:
+    def latest(self, doing: Callable[[str], None] | None = None) -> Path | None:
         """The newest whole checkpoint; None if there is none at all.
 
         Every byte of a candidate is compared with its checksums. One that is damaged is named
-        in a warning, and the one before it is tried.
+        in a warning, and the one before it is tried. `doing` is told now and then how far it has come.
 
         Raises:
             CheckpointError: there are checkpoints, but all are damaged.
@@ -129,7 +130,7 @@ class CheckpointManager:
             for step in reversed(self.steps()):
                 path = self.path(step)
                 try:
-                    self._verify(step)
+                    self._verify(step, doing)
                 except CheckpointError as error:
                     if not path.is_dir():
                         break  # Another process has just removed it, for it has written newer ones.
@@ -143,8 +144,8 @@ class CheckpointManager:
             raise CheckpointError("\n".join([f"{self.model_dir}: no checkpoint is whole", *problems]))
         return None
 
-    def _verify(self, step: int) -> None:
-        manifest = verify_checkpoint(self.path(step))
+    def _verify(self, step: int, doing: Callable[[str], None] | None) -> None:
+        manifest = verify_checkpoint(self.path(step), doing=doing)
         if manifest.step != step:
             raise CheckpointError(f"{self.path(step)}: holds step {manifest.step}, not {step}")
 
@@ -228,14 +229,17 @@ class CheckpointManager:
                 _log.warning("%s: old checkpoints are kept (%s)", self.model_dir, error)
 
 
-def resolve_checkpoint(path: Path | str) -> Path:
-    """The checkpoint that `path` means: itself, or the newest whole one of a model_dir."""
+def resolve_checkpoint(path: Path | str, doing: Callable[[str], None] | None = None) -> Path:
+    """The checkpoint that `path` means: itself, or the newest whole one of a model_dir.
+
+    `doing` is as for `CheckpointManager.latest`.
+    """
     path = Path(path)
     if (path / MANIFEST_NAME).is_file() or _FOLDER.fullmatch(path.name):
         return path
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such folder")
-    found = CheckpointManager(path).latest()
+    found = CheckpointManager(path).latest(doing)
     if found is None:
         raise CheckpointError(f"{path}: has no checkpoint (a folder named {_PREFIX}<step>)")
     return found

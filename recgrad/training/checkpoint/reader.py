@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,19 @@ from recgrad.training.checkpoint.stored import open_table
 from recgrad.training.checkpoint.tree import decode_tree
 
 
-def verify_checkpoint(path: Path | str, *, checksums: bool = True) -> Manifest:
+def verify_checkpoint(
+    path: Path | str, *, checksums: bool = True, doing: Callable[[str], None] | None = None
+) -> Manifest:
     """Read every byte and compare sizes and checksums; raises CheckpointError naming the file.
 
     Args:
         path: the checkpoint's folder.
         checksums: False compares the sizes alone, which reads no data.
+        doing: is told now and then how far it has come, for it may take long.
     """
     folder = Path(path)
     manifest = load_manifest(folder)
-    _check_files(folder, manifest, verify=checksums)
+    _check_files(folder, manifest, verify=checksums, doing=doing)
     return manifest
 
 
@@ -92,9 +96,11 @@ def read_table(
     return found[0].part(rows, columns)
 
 
-def _check_files(folder: Path, manifest: Manifest, *, verify: bool) -> None:
+def _check_files(
+    folder: Path, manifest: Manifest, *, verify: bool, doing: Callable[[str], None] | None = None
+) -> None:
     for record in manifest.files.values():
-        check_file(folder / record.path, record.num_bytes, record.crc32, verify=verify)
+        check_file(folder / record.path, record.num_bytes, record.crc32, verify=verify, doing=doing)
 
 
 def _read_tree(folder: Path) -> dict[str, Any]:

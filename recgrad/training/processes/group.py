@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,7 @@ BUCKET_BYTES = 32 * 2**20
 LEAVE_SECS = 5.0
 LOOK_SECS = 3.0
 INTERRUPTED = 130
+T = TypeVar("T")
 
 
 class Processes:
@@ -103,6 +104,20 @@ class Processes:
         dist.broadcast_object_list(values, src=0)
         return values[0]
 
+    def on_main(self, work: Callable[[], T]) -> T:
+        """What `work` gives on rank 0, to all ranks.
+
+        It may take long: the others wait for as long as rank 0 says, within every timeout, what it is
+        doing by then.
+        """
+        result = work() if self.is_main else None
+        self._await_main()
+        given: T = self.broadcast(result)
+        return given
+
+    def _await_main(self) -> None:
+        """Wait for rank 0."""
+
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         if self.distributed:
@@ -148,6 +163,7 @@ class _Group(Processes):
         # A launcher's store is there before the ranks are; rank 0 may come late with one of its own.
         wait_secs = min(timeout_secs, 60.0) if environment.agent_store else timeout_secs
         self._store = connect(environment, wait_secs)
+        self._turns = 0
         self._hosts_store = self.is_main and not environment.agent_store
         self._board = Board(self._store, self.world_size, self.restarts)
         self._heartbeat = Heartbeat(
@@ -192,15 +208,41 @@ class _Group(Processes):
 
     def _wait_until_done(self) -> None:
         self._board.add("done")
+        self._wait_for("done", self.world_size)
+
+    def _await_main(self) -> None:
+        self._turns += 1
+        place = f"turn {self._turns}"
+        if self.is_main:
+            self._board.add(place)
+            return
+        self._pulse.waits = True
+        try:
+            self._wait_for(place, 1, must_move=0)
+        finally:
+            self._pulse.waits = False
+
+    def _wait_for(self, place: str, count: int, must_move: int | None = None) -> None:
+        """Wait until `count` ranks have come to a place, however long they take.
+
+        Not when a rank fails or ends, nor when the one that `must_move` is silent on what it does.
+        """
         pause, looked = 0.005, time.monotonic()
-        while self._board.add("done", 0) < self.world_size:
+        moves, moved = -1, looked
+        while self._board.add(place, 0) < count:
             if self._board.failure() is not None:
-                raise RuntimeError("connection reset by peer: a rank failed before all were done")
-            if time.monotonic() - looked > LOOK_SECS:
-                looked = time.monotonic()
+                raise RuntimeError(f"connection reset by peer: a rank failed before '{place}'")
+            now = time.monotonic()
+            if now - looked > LOOK_SECS:
+                looked = now
                 gone = [beat for beat in known(self._board.beats()) if is_gone(beat)]
-                if gone and self._board.add("done", 0) < self.world_size:
-                    raise RuntimeError("connection reset by peer: a rank ended before all were done")
+                if gone and self._board.add(place, 0) < count:
+                    raise RuntimeError(f"connection reset by peer: a rank ended before '{place}'")
+            beat = None if must_move is None else self._board.beat_of(must_move)
+            if beat is not None and beat.moves != moves:
+                moves, moved = beat.moves, now
+            if must_move is not None and now - moved > self.timeout_secs:
+                raise RuntimeError(f"wait timeout: rank {must_move} does not move on to '{place}'")
             time.sleep(pause)
             pause = min(2 * pause, 1.0)
 

@@ -29,6 +29,7 @@ class Pulse:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+        self.waits = False  # for another rank, other than in a collective
         self._now: tuple[str, float, int] = ("starting", time.time(), 0)
         self._number = 0
         self._thread = threading.get_ident()
@@ -58,7 +59,7 @@ class Pulse:
             doing=what,
             since=since,
             moves=moves,
-            waiting=_waits(frame),
+            waiting=self.waits or _waits(frame),
             where=_place(frame),
         )
 

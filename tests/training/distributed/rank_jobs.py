@@ -1,8 +1,9 @@
 """One rank of several runs, one after another: `rank_jobs.py JOBS OUT`, under torchrun's variables.
 
 JOBS is a JSON list of {"port", "config", ...}: what is left of a job are arguments of
-`recgrad.train`. OUT gets what each run left in this rank: its result or its error, and its
-dense weights.
+`recgrad.train`; `broken` is a rank and the batch of it whose loss is NaN, `slow_check_secs` how
+long the check of a checkpoint's file takes. OUT gets what each run left in this rank: its result
+or its error, its dense weights, and how many files it has checked.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import pickle
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from recgrad.errors import RecgradError
 from recgrad.training import run
 from recgrad.training.assembly import Training
 from recgrad.training.capture import dense_state
+from recgrad.training.checkpoint import reader
 from recgrad.training.task import Task
 from recgrad.training.trainer import Trainer
 
@@ -30,6 +33,7 @@ built: list[Training] = []
 build_training = run.build_training
 report = Trainer._report
 losses = Task.losses
+check_file = reader.check_file
 rows: list[int] = []
 
 
@@ -48,7 +52,15 @@ def one(arguments: dict[str, Any]) -> dict[str, Any]:
     built.clear()
     rows.clear()
     broken = arguments.pop("broken", None)
+    slow_check_secs = arguments.pop("slow_check_secs", 0)
     batches = itertools.count(1)
+    checked: list[Path] = []
+
+    def check(path: Path, *args: Any, verify: bool, **kwargs: Any) -> None:
+        if verify:
+            checked.append(path)
+            time.sleep(slow_check_secs)
+        check_file(path, *args, verify=verify, **kwargs)
 
     def lose(task: Task, *args: Any) -> dict[str, torch.Tensor]:
         found = losses(task, *args)
@@ -56,6 +68,7 @@ def one(arguments: dict[str, Any]) -> dict[str, Any]:
         return {name: value * torch.nan for name, value in found.items()} if here else found
 
     Task.losses = lose  # type: ignore[method-assign]
+    reader.check_file = check
     left: dict[str, Any] = {}
     try:
         result = recgrad.train(**arguments)
@@ -67,6 +80,7 @@ def one(arguments: dict[str, Any]) -> dict[str, Any]:
         state = dense_state(built[-1].task.model)
         left["dense"] = {name: value.numpy().copy() for name, value in state.items()}
     left["rows"] = list(rows)
+    left["checked"] = len(checked)
     return left
 
 

@@ -155,3 +155,45 @@ def test_a_port_in_use_and_a_master_out_of_reach_are_told(run_ranks: RunRanks, s
     results = run_ranks("finish(lambda p: None, timeout_secs=1)", 1, **variables)
     assert results[0][0] == 2
     assert f"cannot reach 127.0.0.1:{port}" in said(results[0][1])[2]
+
+
+@pytest.mark.slow
+def test_the_first_rank_is_waited_for_while_it_moves_on_and_named_when_it_does_not(
+    run_ranks: RunRanks, said: Said
+) -> None:
+    program = """
+def work(p):
+    def check():
+        for i in range(12):
+            p.doing(f"checking file {i}")
+            time.sleep(0.25)
+        return "model.ckpt-8"
+    def hang():
+        p.doing("checking file 12")
+        time.sleep(6)
+    p.set_timeout(1)
+    print(p.on_main(check), flush=True)
+    p.on_main(hang)
+finish(work)
+"""
+    results = run_ranks(program, 3)
+    assert [code for code, _, _ in results] == [2, 2, 2], results
+    for _, out, _ in results:
+        assert out.splitlines()[0] == "model.ckpt-8"
+    messages = {said(out)[2] for _, out, _ in results}
+    assert len(messages) == 1
+    assert messages.pop().startswith("rank 0 did not come within 1 s: it has been at 'checking file 12' for ")
+
+
+def test_an_error_of_the_first_rank_ends_the_wait_of_the_others(run_ranks: RunRanks, said: Said) -> None:
+    program = """
+def work(p):
+    def check():
+        raise DataError("no checkpoint is whole")
+    p.on_main(check)
+finish(work, timeout_secs=300)
+"""
+    results = run_ranks(program, 2)
+    assert [code for code, _, _ in results] == [2, 2], results
+    assert said(results[0][1]) == ("DataError", False, "no checkpoint is whole")
+    assert said(results[1][1]) == ("ProcessError", True, "rank 0 failed: no checkpoint is whole")
