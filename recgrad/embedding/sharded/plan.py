@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
@@ -22,7 +23,7 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recgrad.embedding.sharded.choice import FUSED_UVM, KernelChoice
+from recgrad.embedding.sharded.choice import FUSED_UVM, OWN, KernelChoice
 from recgrad.embedding.sharded.collections import PooledSharder, SequenceSharder
 from recgrad.embedding.sharded.kernel import KERNEL
 from recgrad.embedding.sharded.names import module_name, table_name
@@ -109,28 +110,25 @@ def plan_tables(
     of it beforehand. A GPU's does.
     """
     world_size = dist.get_world_size()
-    hardware = HardwareConfig(ddr_cap_bytes=UNLIMITED_BYTES)
-    reserved = 0.0
-    if device.type == "cuda":
-        hardware.hbm_cap_bytes = torch.cuda.get_device_properties(device).total_memory
-        reserved = GPU_RESERVED
+    on_gpu = device.type == "cuda"
     topology = TopologyFactory.create_topology(
         TrainerConfig(world_size=world_size, local_world_size=local_world_size),
-        hardware,
+        HardwareConfig(
+            ddr_cap_bytes=UNLIMITED_BYTES,
+            hbm_cap_bytes=torch.cuda.get_device_properties(device).total_memory if on_gpu else None,
+        ),
         KernelConfig(compute_device=device.type),
     )
     summed = set() if POOLED not in collections else {c.name for c in _bag_configs(collections)}
     constraints = {
-        module_name(name): _constraints(
-            spec, choices[name], world_size, module_name(name) in summed, device.type
-        )
+        module_name(name): _constraints(spec, choices[name], world_size, module_name(name) in summed, on_gpu)
         for name, spec in specs.items()
     }
     planner = EmbeddingShardingPlanner(
         topology=topology,
         batch_size=batch_size,
         constraints=constraints,
-        storage_reservation=FixedPercentageStorageReservation(reserved),
+        storage_reservation=FixedPercentageStorageReservation(GPU_RESERVED if on_gpu else 0.0),
         stats=[],
     )
     try:
@@ -139,6 +137,7 @@ def plan_tables(
         raise ConfigError(
             f"embedding_constraints: the tables cannot be spread over {world_size} processes as asked "
             f"({str(error).splitlines()[0]}); allow more sharding_types"
+            + (f", or compute_kernels with rows in host memory ({FUSED_UVM}, {OWN})" if on_gpu else "")
         ) from error
     for parameters in plan.plan.values():
         for sharding in parameters.values():
@@ -153,17 +152,19 @@ def _bag_configs(collections: nn.ModuleDict) -> list[EmbeddingBagConfig]:
 
 
 def _constraints(
-    spec: TableSpec, choice: KernelChoice, world_size: int, summed: bool, device: str
+    spec: TableSpec, choice: KernelChoice, world_size: int, summed: bool, on_gpu: bool
 ) -> ParameterConstraints:
     """What the config allows; by default what the planner may weigh against each other."""
     allowed = list(choice.sharding_types) or _default_types(spec, world_size, summed)
     columns = max(MIN_COLUMNS, -(-spec.dim // world_size // MIN_COLUMNS) * MIN_COLUMNS)
     while choice.fused and columns < spec.dim and spec.dim % columns:
         columns += MIN_COLUMNS  # FBGEMM's single vectors are all of one width
-    # On a GPU's machine the planner counts our own tables as rows in host memory.
-    kernels = [choice.kernel if choice.fused else FUSED_UVM] if device == "cuda" else None
+    # Beside a GPU, the planner takes our own tables for rows in host memory; it knows copies as dense ones.
+    kernels = [choice.kernel] if choice.fused else [FUSED_UVM, EmbeddingComputeKernel.DENSE.value]
     return ParameterConstraints(
-        sharding_types=allowed, compute_kernels=kernels, min_partition=min(columns, spec.dim)
+        sharding_types=allowed,
+        compute_kernels=kernels if on_gpu else None,
+        min_partition=min(columns, spec.dim),
     )
 
 
