@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from recgrad.models.base import Model
 from recgrad.optim.sparse import SparseOptimizer
 from recgrad.training.assembly import Training
 from recgrad.training.averaged import evaluated_weights
-from recgrad.training.checkpoint import Snapshot, TableRows
+from recgrad.training.checkpoint import Snapshot, TableRows, own_pieces
 from recgrad.training.processes import Processes
 from recgrad.training.runtime import rng_state, set_rng_state
 from recgrad.training.state import TrainState
@@ -178,16 +178,10 @@ def restore_tables(snapshot: Snapshot, engine: Any, optimizer: SparseOptimizer |
                 f"(has: {', '.join(sorted(known))})"
             )
         learns = optimizer is not None and table.name in optimizer.tables
-        for piece in _own_pieces(table, known[table.name]):
+        for piece in own_pieces(table, known[table.name]):
             engine.import_table(piece.name, piece.row_ids, piece.weights)
             if learns and optimizer is not None:
                 optimizer.import_state(piece.name, piece.row_ids, dict(piece.states))
-
-
-def _own_pieces(saved: TableRows, table: Any) -> Iterator[TableRows]:
-    """What this rank holds of a saved table, some rows at a time."""
-    for rows in table.row_ranges() or [(0, 0)]:  # the state of the table as a whole is everyone's
-        yield from saved.pieces(rows)
 
 
 def _owned(value: Any) -> Any:

@@ -26,7 +26,13 @@ from recgrad.training.assembly import (
 )
 from recgrad.training.averaged import evaluated_weights
 from recgrad.training.capture import capture, load_weights, resume
-from recgrad.training.checkpoint import CheckpointManager, read_checkpoint, resolve_checkpoint, restore
+from recgrad.training.checkpoint import (
+    CheckpointManager,
+    read_checkpoint,
+    resolve_checkpoint,
+    restore,
+    verify_checkpoint,
+)
 from recgrad.training.evaluator import evaluate as evaluate_task
 from recgrad.training.hooks.console import describe_metrics
 from recgrad.training.preflight import ConfigSource, prepare_config
@@ -318,9 +324,11 @@ def _starting_state(
     source = config.train_config.fine_tune_checkpoint
     if source:
         engine: Any = training.task.model.engine
+        processes = training.processes
+        path = processes.on_main(lambda: _checked_checkpoint(source, processes.doing))
         param_map = config.train_config.fine_tune_ckpt_param_map
         report = restore(
-            read_checkpoint(resolve_checkpoint(source)),
+            read_checkpoint(path, verify=False),
             model=training.task.model,
             engine=engine,
             sparse_optimizer=training.sparse_optimizer,
@@ -330,6 +338,14 @@ def _starting_state(
         )
         _log.info("%s", report)
     return TrainState()
+
+
+def _checked_checkpoint(source: str, doing: Callable[[str], None]) -> Path:
+    """The checkpoint that `source` means, every byte of it checked."""
+    path = resolve_checkpoint(source, doing)
+    if path == Path(source):  # the newest of a model_dir has been checked
+        verify_checkpoint(path, doing=doing)
+    return path
 
 
 def _write_effective_config(config: PipelineConfig, folder: Path) -> None:

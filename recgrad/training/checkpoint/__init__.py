@@ -7,7 +7,7 @@ from recgrad.training.checkpoint.reader import read_checkpoint, read_table, veri
 from recgrad.training.checkpoint.report import Anew, RestoredTable, RestoreReport
 from recgrad.training.checkpoint.restore import restore
 from recgrad.training.checkpoint.snapshot import Snapshot, TableRows
-from recgrad.training.checkpoint.stores import StateStore, TableStore
+from recgrad.training.checkpoint.stores import StateStore, TableStore, own_pieces
 from recgrad.training.checkpoint.writer import write_checkpoint
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "TableStore",
     "diff_snapshots",
     "load_manifest",
+    "own_pieces",
     "read_checkpoint",
     "read_table",
     "resolve_checkpoint",

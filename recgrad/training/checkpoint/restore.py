@@ -17,7 +17,7 @@ from recgrad.training.checkpoint.optimizer_restore import restart_average, resto
 from recgrad.training.checkpoint.param_map import load_param_map
 from recgrad.training.checkpoint.report import Anew, RestoredTable, RestoreReport
 from recgrad.training.checkpoint.snapshot import Snapshot, TableRows
-from recgrad.training.checkpoint.stores import StateStore, TableStore
+from recgrad.training.checkpoint.stores import StateStore, TableStore, own_pieces
 
 ENGINE_PREFIX = "engine."
 
@@ -161,7 +161,7 @@ class _Restore:
             if table.dim != spec.dim:
                 self.anew.append(Anew(name, f"rows of width {table.dim} in the checkpoint, {spec.dim} here"))
                 continue
-            for piece in table.pieces((0, spec.num_rows)):
+            for piece in own_pieces(table, self.engine.tables[name]):
                 self.engine.import_table(name, piece.row_ids, piece.weights)
             rows = table.count((0, spec.num_rows))
             found[name] = _Taken(table, rows, table.touched_rows - rows)
@@ -189,7 +189,8 @@ class _Restore:
                 continue
             there = taken.table.state_shapes
             if there == shapes[name]:
-                for piece in taken.table.pieces((0, self.tables_here[name].num_rows)):
+                assert self.engine is not None
+                for piece in own_pieces(taken.table, self.engine.tables[name]):
                     optimizer.import_state(name, piece.row_ids, piece.states)
                 restored.append(name)
             else:

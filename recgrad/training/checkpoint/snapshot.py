@@ -97,6 +97,10 @@ class TableRows:
         start, stop = np.searchsorted(self.row_ids, rows)
         return int(start), int(stop)
 
+    def ids_of(self, rows: Range | None) -> npt.NDArray[np.int64]:
+        """The ids from rows[0] to before rows[1] that are here."""
+        return self.row_ids[slice(*self.span(rows))]
+
     def count(self, rows: Range) -> int:
         """How many touched rows have ids from rows[0] to before rows[1]."""
         start, stop = self.span(rows)
@@ -141,12 +145,11 @@ class TableRows:
 
         Of a table in several files, no more than a part is in memory at a time.
         """
-        ids = self.row_ids
-        start, stop = self.span(rows)
-        if start == stop:
+        ids = self.ids_of(rows)
+        if not len(ids):
             yield self.part((0, 0))
-        for first in range(start, stop, max_rows):
-            last = min(first + max_rows, stop) - 1
+        for first in range(0, len(ids), max_rows):
+            last = min(first + max_rows, len(ids)) - 1
             yield self.part((int(ids[first]), int(ids[last]) + 1))
 
     @property

@@ -157,7 +157,11 @@ class StoredTable(TableRows):
     @property
     def row_ids(self) -> npt.NDArray[np.int64]:
         """The ids of all rows."""
-        return _Plan.of(self.groups[0], None).ids
+        return self.ids_of(None)
+
+    def ids_of(self, rows: Range | None) -> npt.NDArray[np.int64]:
+        """The ids from rows[0] to before rows[1] that are here; files without any are not read."""
+        return _Plan.of(self.groups[0], rows).ids
 
     @property
     def weights(self) -> AnyArray:

@@ -6,11 +6,11 @@ table takes what is its own and leaves the rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from recgrad.embedding.spec import TableSpec
-from recgrad.training.checkpoint.snapshot import AnyArray
+from recgrad.training.checkpoint.snapshot import AnyArray, Range, TableRows
 
 
 class Table(Protocol):
@@ -19,6 +19,9 @@ class Table(Protocol):
     @property
     def spec(self) -> TableSpec:
         """Its name, height and width."""
+
+    def row_ranges(self) -> Sequence[Range]:
+        """The rows that this process holds, also in part."""
 
 
 class TableStore(Protocol):
@@ -44,3 +47,10 @@ class StateStore(Protocol):
 
     def import_state(self, table: str, row_ids: AnyArray, states: Mapping[str, AnyArray]) -> None:
         """Set the states of rows of a table, and its scalars."""
+
+
+def own_pieces(saved: TableRows, table: Table) -> Iterator[TableRows]:
+    """What this process holds of a saved table, some rows at a time; one, maybe empty, at least."""
+    height = table.spec.num_rows  # a shard may be made of nothing, beyond the end
+    for first, stop in table.row_ranges() or [(0, 0)]:  # the state of the table as a whole is everyone's
+        yield from saved.pieces((min(first, height), min(stop, height)))

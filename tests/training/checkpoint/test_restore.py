@@ -22,6 +22,9 @@ class Table:
     def __init__(self, spec):
         self.spec = spec
 
+    def row_ranges(self):
+        return [(0, self.spec.num_rows)]
+
 
 class Tables:
     """An engine of plain dicts, which also is the optimizer of its tables."""

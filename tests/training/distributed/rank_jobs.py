@@ -3,7 +3,7 @@
 JOBS is a JSON list of {"port", "config", ...}: what is left of a job are arguments of
 `recgrad.train`; `broken` is a rank and the batch of it whose loss is NaN, `slow_check_secs` how
 long the check of a checkpoint's file takes. OUT gets what each run left in this rank: its result
-or its error, its dense weights, and how many files it has checked.
+or its error, its dense weights, how many files it has checked, and by table which rows it has read.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from recgrad.training import run
 from recgrad.training.assembly import Training
 from recgrad.training.capture import dense_state
 from recgrad.training.checkpoint import reader
+from recgrad.training.checkpoint.snapshot import TableRows
+from recgrad.training.checkpoint.stored import StoredTable
 from recgrad.training.task import Task
 from recgrad.training.trainer import Trainer
 
@@ -34,12 +36,20 @@ build_training = run.build_training
 report = Trainer._report
 losses = Task.losses
 check_file = reader.check_file
+parts = {kind: kind.part for kind in (TableRows, StoredTable)}
+read: dict[str, set[int]] = {}
 rows: list[int] = []
 
 
 def remember(*args: Any, **kwargs: Any) -> Training:
     built.append(build_training(*args, **kwargs))
     return built[-1]
+
+
+def part(table: TableRows, *args: Any) -> TableRows:
+    found = parts[type(table)](table, *args)
+    read.setdefault(table.name, set()).update(found.row_ids.tolist())
+    return found
 
 
 def count(trainer: Trainer) -> Any:
@@ -51,6 +61,7 @@ def count(trainer: Trainer) -> Any:
 def one(arguments: dict[str, Any]) -> dict[str, Any]:
     built.clear()
     rows.clear()
+    read.clear()
     broken = arguments.pop("broken", None)
     slow_check_secs = arguments.pop("slow_check_secs", 0)
     batches = itertools.count(1)
@@ -81,6 +92,7 @@ def one(arguments: dict[str, Any]) -> dict[str, Any]:
         left["dense"] = {name: value.numpy().copy() for name, value in state.items()}
     left["rows"] = list(rows)
     left["checked"] = len(checked)
+    left["read"] = {name: set(ids) for name, ids in read.items()}
     return left
 
 
@@ -88,6 +100,8 @@ def main() -> None:
     torch.set_num_threads(1)
     run.build_training = remember  # type: ignore[assignment]
     Trainer._report = count  # type: ignore[method-assign]
+    for kind in parts:
+        kind.part = part  # type: ignore[method-assign]
     left = []
     for job in json.loads(Path(sys.argv[1]).read_text()):
         os.environ["MASTER_PORT"] = str(job.pop("port"))
