@@ -51,3 +51,36 @@ def test_a_path_of_the_command_line_has_no_line(path: Path) -> None:
     report = check_everything(path, train_input_path="absent.parquet", sample_rows=100)
     (problem,) = map(str, report.problems)
     assert problem == "train_input_path: no file 'absent.parquet'; check the path"
+
+
+def test_kernels_that_no_machine_has_are_found_with_their_line(config: PipelineConfig, path: Path) -> None:
+    config.model_config.deepfm.wide_embedding_dim = 4
+    settings = config.train_config
+    settings.global_embedding_constraints.compute_kernels.append("fused")
+    settings.sparse_optimizer.adam_optimizer.lr = 0.001
+    save_config(config, path)
+    assert not check_everything(path).problems  # on GPUs it can be had
+    settings.sparse_optimizer.lion_optimizer.lr = 0.001
+    save_config(config, path)
+    (problem,) = map(str, check_everything(path).problems)
+    line = line_of(path, "global_embedding_constraints")
+    assert problem.startswith(
+        f"{path.name}:{line} train_config.global_embedding_constraints.compute_kernels: tables "
+    )
+    assert problem.endswith(
+        "cannot have fused (FBGEMM has no lion_optimizer); add customized_kernel, which has everything"
+    )
+
+
+def test_patterns_that_match_no_table_are_found_where_tables_have_constraints(
+    config: PipelineConfig, path: Path
+) -> None:
+    config.train_config.global_embedding_constraints.sharding_types.append("row_wise")
+    part = config.train_config.sparse_optimizer.part_optimizers.add()
+    part.regex_pattern = "absent"
+    part.sgd_optimizer.lr = 0.1
+    save_config(config, path)
+    (problem,) = map(str, check_everything(path).problems)
+    assert (
+        "train_config.sparse_optimizer.part_optimizers[0].regex_pattern: 'absent' matches no table" in problem
+    )

@@ -66,7 +66,7 @@ COMPACT: TableStorage.ValueType  # 2
 
 @typing.final
 class ParameterConstraints(message.Message):
-    """How the sharded engine may place a table."""
+    """How several processes may share a table."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -74,11 +74,11 @@ class ParameterConstraints(message.Message):
     COMPUTE_KERNELS_FIELD_NUMBER: builtins.int
     @builtins.property
     def sharding_types(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Such as row_wise or table_wise."""
+        """table_wise, row_wise, column_wise, data_parallel: the planner chooses."""
 
     @builtins.property
     def compute_kernels(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Such as fused or dense."""
+        """fused, fused_uvm, fused_uvm_caching (FBGEMM's), customized_kernel (Recgrad's own): the first that can be had."""
 
     def __init__(
         self,

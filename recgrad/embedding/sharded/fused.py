@@ -86,6 +86,7 @@ class FusedEngine:
         self._settings: Mapping[str, Any] = (
             {"lr": 0.0, "weight_decay": 0.0} if optimizer is None else optimizer.settings
         )
+        self._decay_mode = decay_mode(self._settings)
         owner = [i for i, count in enumerate(features) for _ in range(count)]
         self.layout = Layout(
             tuple(specs[i].name for i in owner), tuple(specs[i].dim for i in owner), sequence
@@ -97,7 +98,7 @@ class FusedEngine:
             ],
             feature_table_map=owner,
             optimizer=getattr(EmbOptimType, self._rule.optim_type),
-            weight_decay_mode=getattr(WeightDecayMode, decay_mode(self._settings)),
+            weight_decay_mode=getattr(WeightDecayMode, self._decay_mode),
             pooling_mode=PoolingMode.NONE if sequence else PoolingMode.SUM,
             bounds_check_mode=BoundsCheckMode.NONE,  # ids were checked before they were sent
             device=device,
@@ -208,10 +209,11 @@ class FusedEngine:
         """Let FBGEMM update all rows with gradients, once, and drop the gradients."""
         together: dict[Any, list[Update]] = {}
         for update in updates:
-            if update.rule is not self._kind.rule:
+            mode = decay_mode(update.settings)
+            if (update.rule, mode) != (self._kind.rule, self._decay_mode):
                 raise ValueError(
-                    f"table '{update.table.name}' has FBGEMM's kernels for {self._kind.__name__}, "
-                    "and another optimizer was to update it"
+                    f"table '{update.table.name}' has FBGEMM's kernels for {self._kind.__name__} with "
+                    f"weight_decay_mode {self._decay_mode}, and another optimizer was to update it"
                 )
             arguments = fused_arguments(self._rule, update.settings)
             key = (update.step, update.limit, tuple(arguments.items()))

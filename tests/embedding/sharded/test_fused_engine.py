@@ -216,8 +216,10 @@ def test_what_does_not_fit_is_refused() -> None:
         table.import_states(rows, {"sum": np.zeros((2, 1))})
     with pytest.raises(DataError, match="row 7 is outside its 7 rows"):
         table.write(np.array([7]), np.zeros((1, 8)))
-    with pytest.raises(ValueError, match="kernels for Adagrad, and another optimizer"):
+    with pytest.raises(ValueError, match="kernels for Adagrad with weight_decay_mode NONE, and another"):
         update(made, SGD)
+    with pytest.raises(ValueError, match="kernels for Adagrad with weight_decay_mode NONE, and another"):
+        update(made, Adagrad, weight_decay=0.1, weight_decay_mode="L2")
 
 
 def test_memory_is_that_of_all_rows() -> None:
