@@ -34,7 +34,8 @@ class Model(nn.Module):
     - `build(**params)` makes layers; `self.groups` tells the widths of the inputs
       (`dim("deep")`, `widths("deep")`, `sequence_dim("clicks")`, …) and `self.tasks` what to predict.
     - `predict(inputs)` returns the logits, `{task.logits: [rows] or [rows, num_logits]}`;
-      `self.head(…)` cuts them to shape.
+      `self.head(…)` cuts them to shape. Inputs are on the model's device; tensors that it makes itself
+      belong there too: buffers move along, others take `device=` from an input.
 
     `self.engine` holds the embedding tables; it is None when no group has ids. The same seed
     gives the same weights, whatever was drawn from torch's generator before; that generator is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ import torch
 import recgrad
 from recgrad.cli.main import build_parser, main
 from recgrad.cli.train import command_line
+from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.batch import Batch, JaggedDense, KeyedDense, KeyedJagged
+from recgrad.data.loader_settings import resolve_settings
 from recgrad.errors import RecgradError
 from recgrad.training.processes import Environment, Processes, choose_device, open_processes
 from recgrad.training.processes.device import backend_of
@@ -58,6 +61,10 @@ def test_auto_takes_the_gpu_of_the_local_rank_where_there_are_enough(gpus: Calla
 
 def test_a_device_is_taken_as_it_is(gpus: Callable[[int], None]) -> None:
     assert choose_device(torch.device("meta")) == torch.device("meta")
+    with pytest.raises(RecgradError, match="device: cuda is asked for, but"):
+        choose_device(torch.device("cuda", 1))
+    gpus(2)
+    assert choose_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
 
 
 def test_auto_says_why_gpus_are_left_alone(
@@ -142,10 +149,11 @@ def test_the_processes_of_a_run_are_told_the_device() -> None:
     assert command_line(parser.parse_args(["train", "c.config", "--nproc", "2"])) == ["train", "c.config"]
 
 
-def test_what_of_a_batch_goes_to_a_device() -> None:
+@pytest.fixture
+def batch() -> Batch:
     lengths = torch.tensor([1, 2], dtype=torch.int32)
     ids = KeyedJagged(("a",), torch.arange(3), lengths, (2,))
-    batch = Batch(
+    return Batch(
         2,
         KeyedDense(("x",), (1,), torch.zeros(2, 1)),
         ids,
@@ -156,12 +164,37 @@ def test_what_of_a_batch_goes_to_a_device() -> None:
         {"w": torch.ones(2)},
         {"k": torch.arange(2)},
     )
+
+
+def test_what_of_a_batch_goes_to_a_device(batch: Batch) -> None:
     assert batch.with_inputs_on(CPU) is batch
     moved = batch.with_inputs_on(torch.device("meta"))
     gone = (moved.dense.values, moved.sequence_lengths["s"], *vars(moved.sequence_dense["s"]).values())
     assert {tensor.device.type for tensor in gone} == {"meta"}
     for name in ("sparse", "sequence_sparse", "labels", "sample_weights", "keys"):
         assert getattr(moved, name) is getattr(batch, name)
+
+
+def test_what_may_go_to_a_gpu_is_pinned_and_ids_are_not(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.to("meta"))
+    pinned = replace(batch, negatives=batch).pin_memory()
+    assert pinned.negatives is not None
+    for one in (pinned, pinned.negatives):
+        gone = (one.dense.values, one.sequence_lengths["s"], *vars(one.sequence_dense["s"]).values())
+        gone += (one.labels["y"], one.sample_weights["w"], one.keys["k"])
+        assert {tensor.device.type for tensor in gone} == {"meta"}
+        assert one.sparse is batch.sparse
+        assert one.sequence_sparse is batch.sequence_sparse
+
+
+def test_memory_is_pinned_for_a_gpu_where_the_config_does_not_say_otherwise() -> None:
+    settings = {"training": True, "seed": 0, "rank": 0, "world_size": 1}
+    for pin_memory in (True, False):
+        data = DataConfig(batch_size=1, pin_memory=pin_memory)
+        assert resolve_settings(data, **settings, pin=True).pin is pin_memory
+        assert not resolve_settings(data, **settings).pin
 
 
 def opened(

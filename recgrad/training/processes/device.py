@@ -30,6 +30,8 @@ def choose_device(asked: str | torch.device = "auto", environment: Environment |
         RecgradError: cuda is asked for and there are no GPUs, or fewer than processes.
     """
     if isinstance(asked, torch.device):
+        if asked.type == "cuda" and not torch.cuda.is_available():
+            raise RecgradError(_missing(0, 1))
         return asked
     if asked not in CHOICES:
         raise RecgradError(f"device: must be one of {', '.join(CHOICES)}, got '{asked}'")
