@@ -1,7 +1,11 @@
-"""A small click dataset and a DeepFM config that trains on it in a second."""
+"""A small click dataset and a DeepFM config that trains on it in a second; processes that start quickly."""
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -35,3 +39,31 @@ def config(clicks: Path, tmp_path: Path) -> PipelineConfig:
         if feature.HasField("id_feature"):
             feature.id_feature.embedding_dim = 4
     return config
+
+
+# What a rank imports takes it seconds: here one process imports it, and ranks are copies of that.
+_IMPORTS = ["pytest", "recgrad.training.run"]
+_RANK = """
+import os, sys
+os.environ.update(variables)
+log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+os.dup2(log, 1)
+os.dup2(log, 2)
+exec(compile(program, "program", "exec"), {"__name__": "__main__"})
+"""
+
+
+def _start_rank(program: str, variables: Mapping[str, str], log: Path) -> BaseProcess:
+    namespace = {"program": program, "variables": dict(variables), "log": str(log)}
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=exec, args=(_RANK, namespace), daemon=True)
+    process.start()
+    return process
+
+
+@pytest.fixture(scope="session")
+def start_rank() -> Callable[..., BaseProcess]:
+    """`start_rank(program, variables, log)`: a process that runs a program's text and writes to a file."""
+    torchrec = ["recgrad.embedding.sharded.engine"] if find_spec("torchrec") else []
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTS + torchrec)
+    return _start_rank

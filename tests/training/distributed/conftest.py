@@ -114,8 +114,9 @@ def dealt(count: int, batch: int, ranks: int) -> np.ndarray[Any, Any]:
 class Runs:
     """Configs, and what runs of them leave behind."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, start_rank: Callable[..., Any]) -> None:
         self.folder = folder
+        self._start_rank = start_rank
         table = make_rows(ROWS, 1)
         for ranks in (1, 2, 4):
             pq.write_table(table.take(dealt(ROWS, BATCH, ranks)), folder / f"train_{ranks}.parquet")
@@ -160,25 +161,28 @@ class Runs:
         (self.folder / f"{number}.jobs").write_text(json.dumps(listed))
         outs = [self.folder / f"{number}_rank_{rank}.left" for rank in range(count)]
         processes = [
-            subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(self.folder / f"{number}.jobs"), str(outs[rank])],
-                env={**os.environ, **variables(rank, count)},
-                stdout=outs[rank].with_suffix(".log").open("w"),
-                stderr=subprocess.STDOUT,
+            self._start_rank(
+                program(self.folder / f"{number}.jobs", out), variables(rank, count), out.with_suffix(".log")
             )
-            for rank in range(count)
+            for rank, out in enumerate(outs)
         ]
         deadline = time.monotonic() + TIMEOUT_SECS
-        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        while any(process.exitcode is None for process in processes) and time.monotonic() < deadline:
             time.sleep(0.05)
-        codes = [process.poll() for process in processes]
+        codes = [process.exitcode for process in processes]
         for process in processes:
             process.kill()
-            process.wait()
+            process.join()
         said = [out.with_suffix(".log").read_text() for out in outs]
         assert codes == [0] * count, "\n".join(said)
         left = [pickle.loads(out.read_bytes()) for out in outs]
         return [list(job) for job in zip(*left, strict=True)]
+
+
+def program(jobs: Path, out: Path) -> str:
+    """What one rank of several runs is to do."""
+    line = [str(PROGRAM), str(jobs), str(out)]
+    return f"import runpy, sys; sys.argv = {line!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 def variables(rank: int, count: int) -> dict[str, str]:
@@ -205,9 +209,9 @@ def free_ports(count: int) -> list[int]:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(tmp_path_factory: pytest.TempPathFactory, start_rank: Callable[..., Any]) -> Runs:
     pytest.importorskip("torchrec")
-    return Runs(tmp_path_factory.mktemp("ranks"))
+    return Runs(tmp_path_factory.mktemp("ranks"), start_rank)
 
 
 class Command:

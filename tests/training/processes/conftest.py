@@ -7,7 +7,10 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,35 +31,6 @@ def finish(work, timeout_secs=3):
         print(json.dumps([type(error).__name__, getattr(error, "reported", False), str(error)]))
         sys.exit(2)
 """
-
-
-def _run_ranks(program: str, world_size: int, **variables: str) -> list[tuple[int, str, str]]:
-    """The exit code, output and errors of each rank, started by hand: rank 0 holds the store."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    ranks = []
-    for rank in range(world_size):
-        env = {
-            **os.environ,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-            **variables,
-        }
-        line = [sys.executable, "-c", START + program]
-        ranks.append(
-            subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
-    try:
-        texts = [rank.communicate(timeout=TIMEOUT_SECS) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [(rank.returncode, out, err) for rank, (out, err) in zip(ranks, texts)]
 
 
 def _said(out: str) -> tuple[str, bool, str]:
@@ -85,10 +59,38 @@ def _start_launcher(program: str, max_restarts: int = 0) -> subprocess.Popen[str
     )
 
 
-@pytest.fixture(scope="session")
-def run_ranks() -> Callable[..., list[tuple[int, str, str]]]:
-    """`run_ranks(program, world_size, **variables)`: exit code, output and errors of each rank."""
-    return _run_ranks
+@pytest.fixture
+def run_ranks(start_rank: Callable[..., Any], tmp_path: Path) -> Callable[..., list[tuple[int, str]]]:
+    """`run_ranks(program, world_size, **variables)`: exit code and output of each rank.
+
+    They are started by hand: rank 0 holds the store.
+    """
+
+    def run(program: str, world_size: int, **variables: str) -> list[tuple[int, str]]:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        shared = {
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        logs = [tmp_path / f"rank_{rank}.log" for rank in range(world_size)]
+        ranks = [
+            start_rank(START + program, {**shared, "RANK": str(i), "LOCAL_RANK": str(i), **variables}, log)
+            for i, log in enumerate(logs)
+        ]
+        deadline = time.monotonic() + TIMEOUT_SECS
+        for rank in ranks:
+            rank.join(max(deadline - time.monotonic(), 0))
+        codes = [rank.exitcode for rank in ranks]
+        for rank in ranks:
+            rank.kill()
+        texts = [log.read_text() for log in logs]
+        assert None not in codes, texts
+        return list(zip(codes, texts, strict=True))
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-RunRanks = Callable[..., list[tuple[int, str, str]]]
+RunRanks = Callable[..., list[tuple[int, str]]]
 Said = Callable[[str], tuple[str, bool, str]]
 
 
@@ -33,8 +33,8 @@ def work(p):
 finish(work)
 """
     results = run_ranks(program, 3)
-    assert [code for code, _, _ in results] == [0, 0, 0], results
-    found = [json.loads(out) for _, out, _ in results]
+    assert [code for code, _ in results] == [0, 0, 0], results
+    found = [json.loads(out) for _, out in results]
     for rank, result in enumerate(found):
         assert result["who"] == [rank, 3, rank, rank == 0, True]
         assert result["means"] == [[1.0, 2.0, 3.0, 4.0, 5.0], [[1.0] * 3] * 2, 10.0, [[1.0] * 4] * 2]
@@ -56,7 +56,7 @@ def work(p):
 finish(work)
 """
     results = run_ranks(program, 2)
-    assert [code for code, _, _ in results] == [2, 2], results
+    assert [code for code, _ in results] == [2, 2], results
     kind, reported, message = said(results[0][1])
     assert (kind, reported) == ("ProcessError", False)
     assert message.startswith("rank 1 did not come within 3 s: it has been at 'step 12: reading data' for ")
@@ -81,8 +81,8 @@ finish(work, timeout_secs=30)
     results = run_ranks(program, 3)
     assert results[killed][0] == -signal.SIGKILL
     others = [results[rank] for rank in range(3) if rank != killed]
-    assert [code for code, _, _ in others] == [2, 2], results
-    messages = [said(out) for _, out, _ in others]
+    assert [code for code, _ in others] == [2, 2], results
+    messages = [said(out) for _, out in others]
     for kind, _, message in messages:
         assert kind == "ProcessError"
         assert message.startswith(f"rank {killed} is gone (last seen ")
@@ -100,7 +100,7 @@ def work(p):
 finish(work, timeout_secs=300)
 """
     results = run_ranks(program, 3)
-    assert [code for code, _, _ in results] == [2, 2, 2], results
+    assert [code for code, _ in results] == [2, 2, 2], results
     assert said(results[1][1]) == ("DataError", False, "part-1.parquet: row 7 is damaged")
     for rank in (0, 2):
         echo = ("ProcessError", True, "rank 1 failed: part-1.parquet: row 7 is damaged")
@@ -115,7 +115,7 @@ def work(p):
 finish(work)
 """
     results = run_ranks(program, 3)
-    spoken = [said(out) for _, out, _ in results]
+    spoken = [said(out) for _, out in results]
     assert sorted(reported for _, reported, _ in spoken) == [False, True, True]
     assert [message for _, reported, message in spoken if not reported] == ["no such file"]
 
@@ -141,7 +141,7 @@ def work(p):
         time.sleep(3)
 finish(work)
 """
-    assert [code for code, _, _ in run_ranks(program, 2)] == [0, 0]
+    assert [code for code, _ in run_ranks(program, 2)] == [0, 0]
 
 
 @pytest.mark.slow
@@ -177,10 +177,10 @@ def work(p):
 finish(work)
 """
     results = run_ranks(program, 3)
-    assert [code for code, _, _ in results] == [2, 2, 2], results
-    for _, out, _ in results:
+    assert [code for code, _ in results] == [2, 2, 2], results
+    for _, out in results:
         assert out.splitlines()[0] == "model.ckpt-8"
-    messages = {said(out)[2] for _, out, _ in results}
+    messages = {said(out)[2] for _, out in results}
     assert len(messages) == 1
     assert messages.pop().startswith("rank 0 did not come within 1 s: it has been at 'checking file 12' for ")
 
@@ -194,6 +194,6 @@ def work(p):
 finish(work, timeout_secs=300)
 """
     results = run_ranks(program, 2)
-    assert [code for code, _, _ in results] == [2, 2], results
+    assert [code for code, _ in results] == [2, 2], results
     assert said(results[0][1]) == ("DataError", False, "no checkpoint is whole")
     assert said(results[1][1]) == ("ProcessError", True, "rank 0 failed: no checkpoint is whole")
