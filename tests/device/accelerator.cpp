@@ -34,8 +34,8 @@ namespace {
 
 constexpr auto kAccelerator = c10::DeviceType::PrivateUse1;
 constexpr auto kKey = c10::DispatchKey::PrivateUse1;
-// Addresses with this bit set are not canonical on x86-64 and AArch64: following one is a fault.
-constexpr uintptr_t kMark = uintptr_t{1} << 62;
+// No memory of a process has an address with this bit, on x86-64 or AArch64 (which ignores the bits from 56 on).
+constexpr uintptr_t kMark = uintptr_t{1} << 54;
 
 c10::Device the_device() {
   return {kAccelerator, 0};
