@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recgrad.embedding.build import TableOptimizer
+from recgrad.embedding.local.engine import LocalEngine
 from recgrad.embedding.sharded.choice import KernelChoice
-from recgrad.embedding.spec import Shard, TableSpec
+from recgrad.embedding.spec import LookupSpec, Shard, TableSpec
 from recgrad.errors import CheckpointError, DataError
 from recgrad.optim.sparse import SGD, Adagrad, RowWiseAdagrad
 from recgrad.optim.sparse.optimizer import Update
@@ -51,7 +53,7 @@ def update(made: FusedEngine, kind: Any, names: Any = None, *, limit: float = ma
     made.update([Update(table, kind.rule, (), limit, 0, 0, step, group) for table in tables])
 
 
-def bags_of(rng: Any, sequence: bool, weighted: bool = False, count: int = 3) -> Bags:
+def bags_of(rng: Any, weighted: bool = False, count: int = 3) -> Bags:
     lengths = rng.integers(0, 4, sum(FEATURES) * count)
     ids = rng.integers(0, ROWS, lengths.sum())
     weights = torch.tensor(rng.random(len(ids)), dtype=torch.float32) if weighted else None
@@ -66,7 +68,12 @@ def state_of(made: FusedEngine) -> dict[str, Any]:
 
 
 def expected(
-    made: FusedEngine, kind: Any, before: dict[str, Any], passes: list[tuple[Bags, Any]], limit: float
+    made: FusedEngine,
+    kind: Any,
+    before: dict[str, Any],
+    passes: list[tuple[Bags, Any]],
+    limit: float,
+    factor: float,
 ) -> dict[str, Any]:
     """Weights and states after an update, id by id in float64."""
     owners = [f"t{i}" for i, n in enumerate(FEATURES) for _ in range(n)]
@@ -89,7 +96,8 @@ def expected(
     for name, (weights, states) in before.items():
         w = weights.double().numpy().copy()
         s = {key: state.double().numpy().copy() for key, state in states.items()}
-        for row, g in sums[name].items():
+        for row, total in sums[name].items():
+            g = factor * total
             if kind is SGD:
                 w[row] -= 0.1 * g
             else:
@@ -119,6 +127,10 @@ def assert_is(made: FusedEngine, after: dict[str, Any]) -> None:
     limit=st.sampled_from([math.inf, 0.5]),
     summed=st.booleans(),
 )
+@example(1, Adagrad, False, True, 1, 0.5, False)
+@example(1, Adagrad, False, True, 1, math.inf, False)
+@example(1, SGD, False, True, 3, 0.5, True)
+@example(1, RowWiseAdagrad, True, False, 3, 0.5, True)
 def test_an_update_is_that_of_the_sum_over_all_passes(
     seed: int, kind: Any, sequence: bool, weighted: bool, passes: int, limit: float, summed: bool
 ) -> None:
@@ -126,26 +138,40 @@ def test_an_update_is_that_of_the_sum_over_all_passes(
     made = engine(kind, sequence=sequence)
     before, seen = state_of(made), []
     for _ in range(passes):
-        bags = bags_of(rng, sequence, weighted and not sequence)
+        bags = bags_of(rng, weighted and not sequence)
         output = made(bags)
         gradient = torch.tensor(rng.normal(size=output.shape), dtype=torch.float32)
         if output.requires_grad:
             output.backward(gradient)
         seen.append((bags, gradient))
-    if summed:
-        made.summed_gradients(dict.fromkeys(made.tables, limit))
-        assert all(bool(made.finite_gradients({name})) for name in made.tables)
+        if summed:
+            made.summed_gradients(dict.fromkeys(made.tables, limit))
+            assert made.finite_gradients(set(made.tables))
+    factor = 0.25 if summed or math.isinf(limit) else 1.0
+    made.scale_gradients(set(made.tables), factor)
     update(made, kind, limit=limit)
-    assert_is(made, expected(made, kind, before, seen, limit))
+    assert_is(made, expected(made, kind, before, seen, limit, factor))
     left = state_of(made)
     update(made, kind, step=2)  # nothing waits any more
     for name, (weights, _) in state_of(made).items():
         assert torch.equal(weights, left[name][0])
 
 
+def test_rows_begin_as_in_the_local_engine() -> None:
+    made = engine()
+    specs = [replace(table.spec, shard=None) for table in made.tables.values()]
+    names = [spec.name for spec in specs]
+    local = LocalEngine(specs, [LookupSpec(name, name, name) for name in names], keys=names, seed=3)
+    for name, table in made.tables.items():
+        np.testing.assert_array_equal(table.weights.numpy(), local.tables[name].initial(np.arange(ROWS)))
+        assert (table.states["sum"] == 0.5).all()
+        (part,) = table.parts()
+        assert not len(part.row_ids)
+
+
 def one_pass(made: FusedEngine, seed: int = 1) -> None:
     rng = np.random.default_rng(seed)
-    output = made(bags_of(rng, made.layout.sequence))
+    output = made(bags_of(rng))
     output.backward(torch.tensor(rng.normal(size=output.shape), dtype=torch.float32))
 
 
@@ -160,9 +186,7 @@ def test_the_lookup_is_not_repeated_where_its_own_backward_serves() -> None:
             one_pass(which, step)
             if which is again:
                 with torch.no_grad():
-                    again(
-                        bags_of(np.random.default_rng(0), False)
-                    )  # moves FBGEMM's cache, so it looks up again
+                    again(bags_of(np.random.default_rng(0)))  # moves FBGEMM's cache, so it looks up again
             if late:
                 group["lr"] *= 0.5 if which is made else 1.0
             tables = list(which.tables.values())
@@ -191,7 +215,7 @@ def test_some_tables_are_scaled_dropped_and_updated_alone() -> None:
 
 def test_infinities_are_seen_by_table() -> None:
     made = engine()
-    bags = bags_of(np.random.default_rng(4), False)
+    bags = bags_of(np.random.default_rng(4))
     output = made(bags)
     gradient = torch.zeros_like(output)
     gradient[0, 17] = math.inf  # in the columns of the second table
