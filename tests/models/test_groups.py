@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recgrad.config.proto.feature_pb2 import AutoDisEmbedding, MLPEmbedding
+from recgrad.config.proto.feature_pb2 import AutoDisEmbedding, MLPEmbedding, ParameterConstraints
 from recgrad.data.batch import KeyedJagged
 from recgrad.errors import ConfigError, DataError
 from recgrad.models.feature_groups import FeatureGroups, align
@@ -65,6 +65,17 @@ def test_options_of_a_feature_reach_its_table_and_lookup(specs):
         "COMPACT",
     )
     assert plan.lookups[0].pooling == "mean"
+
+
+def test_constraints_of_a_shared_table_reach_it_and_must_agree(specs):
+    one = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
+    other = ParameterConstraints(sharding_types=["row_wise"])
+    features = [specs.sparse(n, embedding_name="t", embedding_constraints=one) for n in "ab"]
+    plan = plan_groups([FeatureGroup("deep", ["a", "b"])], features)
+    assert [(t.sharding_types, t.compute_kernels) for t in plan.tables] == [(("row_wise",), ("fused",))]
+    features.append(specs.sparse("c", embedding_name="t", embedding_constraints=other))
+    with pytest.raises(ConfigError, match=r"cannot share table 't': compute_kernels \('fused',\) and \(\)"):
+        plan_groups([FeatureGroup("deep", ["a", "c"])], features)
 
 
 def test_lookups_of_a_width_stand_together(specs):
