@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import recgrad
 from recgrad.config import save_config
 from recgrad.errors import ConfigError
 
@@ -37,19 +38,33 @@ EQUAL = {
     "columns, accumulation": fused("column_wise", "gradient_accumulation_steps: 3"),
     "norm of all gradients": fused("row_wise", f"{ROW_WISE} {NORM}"),
     "clamped elements, two optimizers": fused("table_wise", CLAMPED),
+    "copies of our own": fused("row_wise", NORM),
 }
+
+
+def config_of(runs: Any, name: str, ranks: int) -> Any:
+    config = runs.config(EQUAL[name], ranks=ranks)
+    if name == "copies of our own":
+        own = config.feature_configs[0].id_feature.embedding_constraints
+        own.sharding_types.append("data_parallel")
+        own.compute_kernels.append("customized_kernel")
+    return config
 
 
 def test_two_ranks_mean_what_one_process_does(
     runs: Any, assert_agree: Callable[..., None], assert_same: Callable[..., None]
 ) -> None:
-    jobs = [runs.job(runs.config(text, ranks=2)) for text in EQUAL.values()]
-    for (name, text), job, left in zip(EQUAL.items(), jobs, runs.ranks(2, jobs), strict=True):
+    jobs = [runs.job(config_of(runs, name, ranks=2)) for name in EQUAL]
+    everything = runs.ranks(2, jobs)
+    for name, job, left in zip(EQUAL, jobs, everything, strict=True):
         print(name)
-        result, folder = runs.local(runs.config(text))
+        result, folder = runs.local(config_of(runs, name, ranks=1))
         assert_agree(left)
         assert left[0]["metrics"] == pytest.approx(result.metrics, abs=2e-5)
         assert_same(folder, job["model_dir"], result.step)
+    # One process reads what FBGEMM's tables have learned.
+    evaluated = recgrad.evaluate(Path(jobs[0]["model_dir"]) / "pipeline.config")
+    assert evaluated == pytest.approx(everything[0][0]["metrics"], abs=1e-6)
 
 
 def test_updates_that_overflow_are_skipped(runs: Any, assert_agree: Callable[..., None]) -> None:
