@@ -103,17 +103,17 @@ def deal_batches(
 
 
 def deal_rows(lots: Sequence[Lot], ranks: int) -> list[tuple[Lot, ...]]:
-    """Lots for each of `ranks` ranks, of as equally many rows as can be.
+    """Lots for each of `ranks` ranks, of about equally many rows.
 
-    A cut that would part one row from the rest of its lot is moved beside it, since a batch of
+    A cut that would part one row from the rest of its lot is moved by one row, since a batch of
     one row is of no use to BatchNorm.
     """
     counts = [lot.num_rows for lot in lots]
     cuts = {0, *accumulate(counts)}
     bounds = []
     for bound in _even_bounds(sum(counts), ranks):
-        near = [place for place in (bound, bound - 1, bound + 1) if place in cuts]
-        bounds.append(near[0] if near else bound)
+        places = (bound, bound - 1, bound + 1)
+        bounds.append(next(p for p in places if p in cuts or not {p - 1, p + 1} & cuts))
         cuts.add(bounds[-1])
     return _deal(lots, counts, bounds, 1)
 
