@@ -12,7 +12,6 @@ from recgrad.embedding.spec import TableSpec
 from recgrad.errors import ConfigError, Problem
 
 FUSED, FUSED_UVM, FUSED_UVM_CACHING, OWN = COMPUTE_KERNELS
-_BY_DEVICE = {"cpu": (OWN,), "cuda": (FUSED, OWN)}
 _SHOWN = 3
 _COLUMNS, _COPIES = "column_wise", "data_parallel"
 
@@ -59,7 +58,7 @@ def choose_kernels(
     problems: dict[tuple[str, str], list[str]] = {}
     for spec in specs:
         optimizer = optimizers.get(spec.name) if spec.trainable else None
-        found = next((c for d in devices for c in [_choice(spec, optimizer, d)] if c is not None), None)
+        found = next(filter(None, (_choice(spec, optimizer, device) for device in devices)), None)
         if found is not None:
             choices[spec.name] = found
         else:
@@ -80,7 +79,8 @@ def _named(tables: Sequence[str]) -> str:
 
 
 def _choice(spec: TableSpec, optimizer: TableOptimizer | None, device: str) -> KernelChoice | None:
-    for kernel in spec.compute_kernels or _BY_DEVICE[device]:
+    best = (FUSED, OWN) if device == "cuda" else (OWN,)
+    for kernel in spec.compute_kernels or best:
         types = _types(spec, optimizer, kernel)
         if _why_not(spec, optimizer, kernel, device) is None and (types or not spec.sharding_types):
             return KernelChoice(kernel, types, optimizer)
