@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -101,10 +102,14 @@ def test_the_first_step_does_not_wait_for_tensorboard(
 @pytest.mark.parametrize("evaluation_due", [False, True])
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_tensorboard_forgets_what_came_after_the_checkpoint(
-    tmp_path: Path, goes_on: bool, evaluation_due: bool
+    tmp_path: Path, goes_on: bool, evaluation_due: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
 
+    # Files are read in the order of the seconds in their names; these two runs would share one.
+    clock = count(1_000_000_000)
+    monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: float(next(clock))))
     killed = TensorBoard(tmp_path)
     killed.start(at(0))
     for step in (2, 4, 6):

@@ -67,16 +67,25 @@ def by_steps(config: PipelineConfig, steps: int = STEPS, every: int = 4) -> None
     config.train_config.save_checkpoints_steps = every
 
 
-def crash_at(monkeypatch: pytest.MonkeyPatch, step: int) -> Callable[[], None]:
+def crash_at(monkeypatch: pytest.MonkeyPatch, step: int, saved: Path | None = None) -> Callable[[], None]:
+    """Let the next run crash in a step, after the checkpoint `saved` has been written."""
     original = Trainer._report
 
     def report(self: Trainer) -> Any:
         if self.state.step == step:
+            deadline = time.monotonic() + 60
+            while saved is not None and not saved.exists():
+                assert time.monotonic() < deadline, f"{saved} is not written"
+                time.sleep(0.01)
             raise CrashError
         return original(self)
 
     monkeypatch.setattr(Trainer, "_report", report)
     return lambda: monkeypatch.setattr(Trainer, "_report", original)
+
+
+def saved_steps(folder: Path) -> list[int]:
+    return [int(path.name.removeprefix("model.ckpt-")) for path in folder.glob("model.ckpt-*")]
 
 
 def end_of(folder: Path, step: int = STEPS) -> Snapshot:
@@ -86,12 +95,16 @@ def end_of(folder: Path, step: int = STEPS) -> Snapshot:
 def compare_crashed_with_whole(
     config: PipelineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
+    """Compare a run that crashes in `step`, after the last checkpoint before it, with one that does not."""
     whole = recgrad.train(config, model_dir=tmp_path / "whole")
-    undo = crash_at(monkeypatch, step)
+    last = max((s for s in saved_steps(tmp_path / "whole") if s < step), default=0)
+    undo = crash_at(monkeypatch, step, tmp_path / "crashed" / f"model.ckpt-{last}" if last else None)
     with pytest.raises(CrashError):
         recgrad.train(config, model_dir=tmp_path / "crashed")
     undo()
     continued = recgrad.train(config, model_dir=tmp_path / "crashed", continue_train=True)
+    events = map(json.loads, (tmp_path / "crashed" / "events.jsonl").read_text().splitlines())
+    assert [event["step"] for event in events if event["kind"] == "start"] == [0, last]
     assert continued.metrics == whole.metrics
     assert_same_bytes(end_of(tmp_path / "whole", whole.step), end_of(tmp_path / "crashed", whole.step))
     name = "train_eval_result.txt"
