@@ -27,6 +27,7 @@ from recgrad.training.checkpoint import Snapshot, read_checkpoint
 
 BATCH = 32
 STEPS = 50
+SHORT_STEPS = 20
 ROWS = BATCH * STEPS
 EVAL_ROWS = 333
 TIMEOUT_SECS = 120
@@ -119,16 +120,22 @@ class Runs:
         self._start_rank = start_rank
         table = make_rows(ROWS, 1)
         for ranks in (1, 2, 4):
-            pq.write_table(table.take(dealt(ROWS, BATCH, ranks)), folder / f"train_{ranks}.parquet")
+            for name, rows in (("train", ROWS), ("short", BATCH * SHORT_STEPS)):
+                pq.write_table(table.take(dealt(rows, BATCH, ranks)), folder / f"{name}_{ranks}.parquet")
         pq.write_table(make_rows(EVAL_ROWS, 2), folder / "eval.parquet")
         self._models = 0
 
-    def config(self, text: str = "", model: str = DEEPFM, ranks: int = 1) -> PipelineConfig:
-        """A config whose batches over `ranks` ranks are those of one; `text` is merged over it."""
+    def config(
+        self, text: str = "", model: str = DEEPFM, ranks: int = 1, data: str = "train"
+    ) -> PipelineConfig:
+        """A config whose batches over `ranks` ranks are those of one; `text` is merged over it.
+
+        An epoch has 50 steps, of the data "short" 20.
+        """
         config = text_format.Parse(BASE, PipelineConfig())
         text_format.Parse(model, config.model_config)
         config.data_config.batch_size = BATCH // ranks
-        config.train_input_path = str(self.folder / f"train_{ranks}.parquet")
+        config.train_input_path = str(self.folder / f"{data}_{ranks}.parquet")
         config.eval_input_path = str(self.folder / "eval.parquet")
         text_format.Merge(text, config)
         if config.train_config.num_steps:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 # Shuffled, with dropout, and with a checkpoint every few steps.
 TEXT = """
 train_config {
-  num_epochs: 4 save_checkpoints_steps: 10 keep_checkpoint_max: 2 log_step_count_steps: 5
+  num_epochs: 2 save_checkpoints_steps: 10 keep_checkpoint_max: 2 log_step_count_steps: 5
   process_timeout_secs: 20
 }
 data_config { shuffle: true }
@@ -37,8 +37,8 @@ deepfm {
 }
 losses { binary_cross_entropy {} } metrics { auc {} } train_metrics { auc {} }
 """
-STEPS = 200
-KILLS_BY_RESTART, KILLS_BY_HAND = 14, 6
+STEPS = 100
+KILLS_BY_RESTART, KILLS_BY_HAND = 17, 3
 Command = Callable[..., Any]
 
 
