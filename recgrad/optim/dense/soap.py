@@ -148,7 +148,12 @@ def gather(grad: Tensor, state: dict[str, Any], beta: float) -> None:
 def eigenvectors(matrix: Tensor) -> Tensor:
     """The eigenvectors of a symmetric matrix, those of large eigenvalues first."""
     vectors: Tensor = torch.linalg.eigh(matrix).eigenvectors
-    return vectors.flip(1)
+    return _by_rows(vectors.flip(1))
+
+
+def _by_rows(basis: Tensor) -> Tensor:
+    """The same, row after row: LAPACK leaves columns, a checkpoint keeps rows, and products of either differ."""
+    return basis.contiguous()
 
 
 def turn_basis(state: dict[str, Any]) -> None:
@@ -161,5 +166,5 @@ def turn_basis(state: dict[str, Any]) -> None:
         product = state[side] @ basis
         order = (basis * product).sum(0).argsort(descending=True)
         state["exp_avg_sq"] = state["exp_avg_sq"].index_select(axis, order)
-        state[f"Q{side}"] = torch.linalg.qr(product[:, order]).Q
+        state[f"Q{side}"] = _by_rows(torch.linalg.qr(product[:, order]).Q)
     state["exp_avg"] = turn(average, state)
