@@ -57,7 +57,9 @@ def test_the_verdict_is_the_evaluations_since_the_best(values: list[float], min_
 def test_the_same_settings_repeat_the_reason(config: PipelineConfig) -> None:
     first = recgrad.train(config)
     assert first.step == 6
-    assert first.stopped.startswith("early stopping: auc has not improved by more than 1 for 2 evaluations (best: 0.")
+    assert first.stopped.startswith(
+        "early stopping: auc has not improved by more than 1 for 2 evaluations (best: 0."
+    )
     before = files_of(first.model_dir / "model.ckpt-6")
     again = go_on(config)
     assert (again.step, again.stopped, again.exit_code) == (6, first.stopped, 0)
@@ -70,7 +72,9 @@ def test_more_patience_goes_on_as_if_it_had_always_been_there(config: PipelineCo
     config.train_config.early_stopping.patience = 4
     continued = go_on(config)
     assert continued.step == 10
-    assert continued.stopped.startswith("early stopping: auc has not improved by more than 1 for 4 evaluations")
+    assert continued.stopped.startswith(
+        "early stopping: auc has not improved by more than 1 for 4 evaluations"
+    )
     whole = recgrad.train(config, model_dir=tmp_path / "whole")
     assert (whole.step, whole.stopped) == (continued.step, continued.stopped)
     assert files_of(whole.model_dir / "model.ckpt-10") == files_of(continued.model_dir / "model.ckpt-10")
@@ -116,7 +120,9 @@ def test_another_metric_begins_anew(config: PipelineConfig) -> None:
     config.train_config.early_stopping.metric = "grouped_auc"
     result = go_on(config)
     assert result.step == 12  # three evaluations of it: one to begin with, two without improvement
-    assert result.stopped.startswith("early stopping: grouped_auc has not improved by more than 1 for 2 evaluations")
+    assert result.stopped.startswith(
+        "early stopping: grouped_auc has not improved by more than 1 for 2 evaluations"
+    )
 
 
 def test_the_best_by_another_metric_begins_anew(config: PipelineConfig) -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.multiprocessing as mp
 
 TIMEOUT = timedelta(seconds=60)
+IMPORTS = ["pytest", "recgrad.training.run", "recgrad.embedding.sharded.engine"]
 
 
 def _one_rank(
@@ -32,6 +33,8 @@ def _one_rank(
 @pytest.fixture
 def run_ranks() -> Callable[..., list[Any]]:
     """`run_ranks(world_size, function, *args)`: what the function returned on each rank."""
+    # What a rank imports takes it seconds: here one process imports it, and ranks are copies of that.
+    mp.get_context("forkserver").set_forkserver_preload(IMPORTS)
 
     def run(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         with socket.socket() as free:
@@ -39,7 +42,8 @@ def run_ranks() -> Callable[..., list[Any]]:
             port = free.getsockname()[1]
         with mp.Manager() as manager:
             out = manager.dict()
-            mp.spawn(_one_rank, (function, world_size, port, args, out), world_size)
+            given = (function, world_size, port, args, out)
+            mp.start_processes(_one_rank, given, world_size, start_method="forkserver")
             return [out[rank] for rank in range(world_size)]
 
     return run
