@@ -21,6 +21,9 @@ from google.protobuf import text_format
 import recgrad
 from recgrad.config import PipelineConfig, save_config
 from recgrad.errors import CheckpointError
+from recgrad.optim.dense import DENSE_OPTIMIZERS
+from recgrad.optim.schedules import SCHEDULES
+from recgrad.optim.sparse import SPARSE_OPTIMIZERS
 from recgrad.training.checkpoint import Snapshot, read_checkpoint
 from recgrad.training.trainer import Trainer
 
@@ -133,27 +136,46 @@ def test_by_epochs_too(config: PipelineConfig, tmp_path: Path, monkeypatch: pyte
     compare_crashed_with_whole(config, tmp_path, monkeypatch, step=20)
 
 
-SPARSE = ["sgd_optimizer", "adam_optimizer", "rowwise_adagrad_optimizer", "lamb_optimizer", "ftrl_optimizer"]
-DENSE = ["sgd_optimizer", "adamw_optimizer", "lion_optimizer", "muon_optimizer", "soap_optimizer",
-         "schedule_free_adamw_optimizer", "radam_optimizer"]  # fmt: skip
-SCHEDULES = [
-    "exponential_decay_learning_rate { decay_size: 3 }",
-    "cosine_annealing_warm_restarts_learning_rate { T_0: 3 T_mult: 2 warmup_size: 2 }",
-    "one_cycle_learning_rate { total_size: 20 }",
-    "reduce_on_plateau_learning_rate { metric: 'auc' patience: 0 factor: 0.5 threshold: 1.0 }",
-    "sequence_learning_rate { stages { size: 6 constant_learning_rate {} } "
-    "stages { linear_decay_learning_rate { decay_size: 10 } } }",
-]
+SPARSE = sorted(set(SPARSE_OPTIMIZERS) - {"custom_optimizer"})
+DENSE = sorted(set(DENSE_OPTIMIZERS) - {"custom_optimizer"})
+# By name, settings with which the rate changes in the steps of these runs.
+SCHEDULE_SETTINGS = {
+    "constant_learning_rate": "warmup_size: 12",
+    "cosine_annealing_learning_rate": "T_max: 15",
+    "cosine_annealing_warm_restarts_learning_rate": "T_0: 3 T_mult: 2 warmup_size: 2",
+    "exponential_decay_learning_rate": "decay_size: 3",
+    "inverse_sqrt_learning_rate": "warmup_size: 4",
+    "linear_decay_learning_rate": "decay_size: 18",
+    "manual_step_learning_rate": "schedule_sizes: [4, 9] learning_rates: [0.02, 0.001]",
+    "one_cycle_learning_rate": "total_size: 20",
+    "polynomial_decay_learning_rate": "decay_size: 18 power: 2",
+    "reduce_on_plateau_learning_rate": "metric: 'auc' patience: 0 factor: 0.5 threshold: 1.0",
+    "sequence_learning_rate": "stages { size: 6 constant_learning_rate {} } "
+    "stages { linear_decay_learning_rate { decay_size: 10 } }",
+    "step_decay_learning_rate": "step_size: 3 gamma: 0.5",
+    "warmup_stable_decay_learning_rate": "warmup_size: 3 stable_size: 5 decay_size: 10",
+}
+
+
+def test_no_schedule_is_left_out() -> None:
+    assert set(SCHEDULE_SETTINGS) == set(SCHEDULES)
 
 
 def sampled_grid() -> list[tuple[int, str, str, str]]:
+    """Every optimizer and every schedule once at least, in pairs that chance makes."""
     rng = random.Random(20)
-    cells = []
-    for i in range(max(len(SPARSE), len(DENSE), len(SCHEDULES))):
-        cells.append(
-            (rng.randrange(3, STEPS), SPARSE[i % len(SPARSE)], DENSE[i], SCHEDULES[i % len(SCHEDULES)])
+    sparse, dense, schedules = (
+        rng.sample(names, len(names)) for names in (SPARSE, DENSE, list(SCHEDULE_SETTINGS))
+    )
+    return [
+        (
+            rng.randrange(5, STEPS),
+            sparse[i % len(sparse)],
+            dense[i % len(dense)],
+            schedules[i % len(schedules)],
         )
-    return cells
+        for i in range(max(len(sparse), len(dense), len(schedules)))
+    ]
 
 
 @pytest.mark.slow
@@ -171,8 +193,9 @@ def test_every_optimizer_and_schedule_goes_on_exactly(
     settings = config.train_config
     settings.ClearField("sparse_optimizer")
     settings.ClearField("dense_optimizer")
-    text_format.Parse(f"{sparse} {{ lr: 0.01 }} {schedule}", settings.sparse_optimizer)
-    text_format.Parse(f"{dense} {{ lr: 0.01 }} {schedule}", settings.dense_optimizer)
+    rates = f"{schedule} {{ {SCHEDULE_SETTINGS[schedule]} }}"
+    text_format.Parse(f"{sparse} {{ lr: 0.01 }} {rates}", settings.sparse_optimizer)
+    text_format.Parse(f"{dense} {{ lr: 0.01 }} {rates}", settings.dense_optimizer)
     rng = random.Random(step)
     config.data_config.shuffle = rng.random() < 0.5
     config.data_config.num_workers = rng.choice([1, 3])
