@@ -152,7 +152,7 @@ def eigenvectors(matrix: Tensor) -> Tensor:
 
 
 def _by_rows(basis: Tensor) -> Tensor:
-    """The same, row after row: LAPACK leaves columns, a checkpoint keeps rows, and products of either differ."""
+    """The same, row after row: LAPACK gives columns, checkpoints keep rows, and products of them differ."""
     return basis.contiguous()
 
 
