@@ -11,10 +11,11 @@ updates are those of a run on batches held in memory.
    that know nothing of each other: what the cores can do together. Weak: each rank has as many rows as
    the process alone; strong: the ranks share them. Processes alone have the local engine, which is
    the faster peer. All run in turn in the same two processes, after tables were compared.
-3. Ids are sent in the step that needs them, so that they can be told apart; benchmarks/ahead.py has
-   what it brings to send them in the step before, as a run does.
-   Where the time of a step of two ranks goes, and the bytes that a rank sends, by phase. Waiting for a
+3. Where the time of a step of two ranks goes, and the bytes that a rank sends, by phase. Waiting for a
    slower rank counts to the phase that waits. What is counted must be what the plan says.
+
+Ids are sent in the step that needs them, so that their phase can be told apart; a run sends them in the step
+before, and benchmarks/ahead.py has what that brings.
 
 The bars are where several processes stop being worth while: the sharded engine takes at most 1.3 times
 the time with one rank, and two ranks (tables whole, as by default) reach at least three quarters of what
