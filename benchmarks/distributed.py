@@ -14,6 +14,9 @@ updates are those of a run on batches held in memory.
 3. Where the time of a step of two ranks goes, and the bytes that a rank sends, by phase. Waiting for a
    slower rank counts to the phase that waits. What is counted must be what the plan says.
 
+Ids are sent in the step that needs them, so that their phase can be told apart; a run sends them in the step
+before, and benchmarks/ahead.py has what that brings.
+
 The bars are where several processes stop being worth while: the sharded engine takes at most 1.3 times
 the time with one rank, and two ranks (tables whole, as by default) reach at least three quarters of what
 two processes apart do. Medians of rounds. With --cpu-time the CPU time of processes is compared
@@ -49,6 +52,7 @@ from recgrad.config import PipelineConfig
 from recgrad.data.batch import Batch
 from recgrad.data.loader import build_loader
 from recgrad.data.synth import write_synth
+from recgrad.embedding.sharded.exchange import Exchange
 from recgrad.training.assembly import Training, build_training, features_of
 from recgrad.training.processes import Environment, Processes
 from recgrad.training.runtime import keep_freed_memory, seed_everything, use_all_cores
@@ -165,7 +169,7 @@ class Run:
         return self.train(self.batches[i % BATCHES])
 
     def train(self, batch: Batch) -> float:
-        """An update with a batch; the loss of all ranks."""
+        """An update with a batch; the loss of all ranks. Ids are sent in it, not ahead of it."""
         task, updater = self.training.task, self.training.updater
         losses = task.losses(task(batch), batch)
         values = {name: float(loss.detach()) for name, loss in losses.items()}
@@ -390,19 +394,21 @@ def measured_step(run: Run, i: int, found: Phases) -> None:
     module: Any = run.engine._parallel[0].module["pooled"]
     task, updater, batch = run.training.task, run.training.updater, run.batches[i % BATCHES]
 
-    def pooled(*args: Any) -> Any:
-        context = module.create_context()
-        with found.phase("ids to their tables"):
-            received = module.input_dist(context, *args).wait().wait()
+    look_up = Exchange.look_up
+
+    def vectors(exchange: Exchange) -> Any:
         with found.phase("vectors back"):
-            return module.compute_and_output_dist(context, received).wait()
+            return look_up(exchange).wait()
 
     with ExitStack() as stack:
         for kind in COLLECTIVES:
             counted = found.counted(kind, getattr(dist, kind))
             stack.enter_context(mock.patch.object(dist, kind, counted))
         stack.enter_context(mock.patch.object(dist.Work, "wait", found.waiting(dist.Work.wait)))
-        stack.enter_context(mock.patch.object(module, "forward", pooled))
+        for name in ("__init__", "send", "arrive"):
+            timed = found.timed("ids to their tables", getattr(Exchange, name))
+            stack.enter_context(mock.patch.object(Exchange, name, timed))
+        stack.enter_context(mock.patch.object(Exchange, "look_up", vectors))
         for lookup in module._lookups:
             stack.enter_context(mock.patch.object(lookup, "forward", found.timed("lookup", lookup.forward)))
         if updater.synchronize is not None:

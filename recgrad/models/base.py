@@ -106,6 +106,23 @@ class Model(nn.Module):
         """The logits of each task; with variational dropout also "regularization", to add to the loss."""
         return self._dense_half(self.groups.gather(batch, self.engine))
 
+    @property
+    def sends_ahead(self) -> bool:
+        """Whether ids can be sent to other ranks before the forward pass that looks them up."""
+        return bool(getattr(self.engine, "sends_ahead", False))
+
+    def prepare(self, batch: Batch) -> list[tuple[Batch, Any]]:
+        """The ids of a batch, checked, for `send`. Other ranks are not asked."""
+        return self.groups.prepare(batch, self.engine)
+
+    def send(self, prepared: Sequence[tuple[Batch, Any]]) -> None:
+        """Begin to send ids, on all ranks; the next forward pass of this very batch takes them from there."""
+        self.groups.send(prepared, self.engine)
+
+    def drop_sent(self) -> None:
+        """Let go of ids that were sent ahead and that no forward pass will take, on all ranks."""
+        self.groups.drop_sent()
+
     def dense_half(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All that follows the embedding lookup: a function of tensors alone."""
         inputs, penalty = self.dropped(self.groups(parts))

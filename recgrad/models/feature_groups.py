@@ -72,6 +72,8 @@ class FeatureGroups(nn.Module):
                 self.encoders[group] = nn.ModuleList(self._build_encoder(group, spec) for spec in specs)
         self._columns: dict[tuple[Any, ...], slice | Tensor] = {}
         self.device = torch.device("cpu")
+        # By the identity of its batch, which is kept with it so that no other can take its place.
+        self._sent: dict[int, tuple[Batch, Any]] = {}
 
     def _apply(self, fn: Any, recurse: bool = True) -> FeatureGroups:
         """Remember where `to` and its kin put the module: there may be no parameter to ask."""
@@ -155,7 +157,9 @@ class FeatureGroups(nn.Module):
         sequences = [s for s in self.plan.sequences if groups is None or s in inputs or s in groups]
         for name in sequences:
             self._check_lengths(name, self.plan.sequences[name].sequence.features, batch)
-        embedded: Any = None if engine is None else _Once(engine(*self._ids(batch)), self.device)
+        _, sent = self._sent.pop(id(batch), (batch, None))
+        ids = self._ids(batch) if sent is None else (sent,)
+        embedded: Any = None if engine is None else _Once(engine(*ids), self.device)
         batch = batch.with_inputs_on(self.device)
         parts: dict[str, Tensor] = {}
         for group in wanted:
@@ -169,6 +173,23 @@ class FeatureGroups(nn.Module):
             if all(name in batch.dense.columns for name in block):
                 parts[f"block{i}"] = self._dense(batch.dense, block)
         return parts
+
+    def prepare(self, batch: Batch, engine: Any) -> list[tuple[Batch, Any]]:
+        """The ids of a batch and of its negatives, checked, for `send`. Other ranks are not asked."""
+        batches = [batch] if batch.negatives is None else [batch, batch.negatives]
+        return [(one, engine.prepare(*self._ids(one))) for one in batches]
+
+    def send(self, prepared: Sequence[tuple[Batch, Any]], engine: Any) -> None:
+        """Send the ids of a batch to other ranks; the next `gather` of the batch takes them from there."""
+        for _, ids in prepared:
+            engine.send(ids)
+        self._sent = {id(batch): (batch, ids) for batch, ids in prepared}
+
+    def drop_sent(self) -> None:
+        """Await what was sent ahead and is not needed, so that no rank leaves while others still receive."""
+        for _, ids in self._sent.values():
+            ids.arrive()
+        self._sent = {}
 
     def _ids(self, batch: Batch) -> tuple[KeyedJagged, KeyedJagged | None]:
         ids = align(batch.sparse, self.keys, batch.size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from recgrad.data.batch import Batch
 from recgrad.data.loader import Loader
 from recgrad.optim.roles import batch_norms
+from recgrad.training.feed import Feed
 from recgrad.training.processes import Processes
 from recgrad.training.signals import StopRequest
 
@@ -34,16 +36,29 @@ class Shared:
     broken: int
 
 
-def share_losses(processes: Processes, stop: StopRequest, rows: int, losses: Mapping[str, float]) -> Shared:
-    """Exchange rows, losses and signals; the one collective of a micro-batch beside the tables'."""
+def share_losses(
+    processes: Processes,
+    stop: StopRequest,
+    rows: int,
+    losses: Mapping[str, float],
+    feed: Feed | None = None,
+) -> Shared:
+    """Exchange rows, losses, signals, and who has a further batch.
+
+    This is the one collective of a micro-batch beside the tables'.
+    """
     finite = {name: value for name, value in losses.items() if value - value == 0.0}
     broken = float(len(finite) < len(losses))
     if not processes.distributed:
         return Shared(rows, 1.0, losses, int(broken))
     weighted = [rows * finite.get(name, 0.0) for name in losses]
-    total, bad, *sums = processes.sum([rows, broken, *stop.flags(), *weighted])
-    flags, sums = sums[: len(stop.flags())], sums[len(stop.flags()) :]
-    stop.agree(flags)
+    signals, further = stop.flags(), [] if feed is None else feed.flags()
+    found = iter(processes.sum([rows, broken, *signals, *further, *weighted]))
+    total, bad = islice(found, 2)
+    stop.agree(list(islice(found, len(signals))))
+    if feed is not None:
+        feed.agree(list(islice(found, len(further))))
+    sums = list(found)
     means = {name: value / max(total, 1.0) for name, value in zip(losses, sums, strict=True)}
     share = rows * processes.world_size / total if total else 0.0
     return Shared(int(total), share, means, int(bad))

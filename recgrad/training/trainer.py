@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,12 @@ from recgrad.data.batch import Batch
 from recgrad.data.loader import Loader, Position
 from recgrad.errors import RecgradError
 from recgrad.optim.updater import StepResult, Updater
+from recgrad.training.feed import Feed
 from recgrad.training.hooks.base import Hook, StepReport
 from recgrad.training.processes import Processes
 from recgrad.training.signals import InterruptedBySignal, StopRequest
 from recgrad.training.state import TrainState
-from recgrad.training.synchronize import even_batches, rested_norms, share_losses
+from recgrad.training.synchronize import rested_norms, share_losses
 from recgrad.training.task import Task
 
 REMEMBERED_NORMS = 5
@@ -161,16 +162,26 @@ class Trainer:
         position = None if self.state.position is None else Position.from_json(self.state.position)
         self.updater.start_epoch(self.state.epoch)
         self.task.train()
-        for batch in self._timed(self.loader.epoch(self.state.epoch, position)):
-            consumed = self.loader.position.to_json()
-            updated = self._train_batch(batch)
-            if not self.updater.accumulating:
-                self.state.position = consumed
-            if updated:
-                self._after_update()
-            # A signal waits for the update to be whole: half of one cannot be saved.
-            if self.finished and not self.updater.accumulating:
-                return
+        feed = Feed(
+            self.loader,
+            self.state.epoch,
+            position,
+            processes=self.processes,
+            stop=self.stop,
+            ask=self._uneven,
+        )
+        with closing(feed):
+            while (taken := self._take(feed)) is not None:
+                batch, consumed = taken
+                updated = self._train_batch(batch, feed)
+                if not self.updater.accumulating:
+                    self.state.position = consumed
+                if updated:
+                    self._after_update()
+                # A signal waits for the update to be whole: half of one cannot be saved.
+                if self.finished and not self.updater.accumulating:
+                    self.task.model.drop_sent()
+                    return
         if self.updater.accumulating:
             self.state.position = consumed
             if self._note(self.updater.flush()):
@@ -179,17 +190,20 @@ class Trainer:
         self.state.epoch += 1
         self._call("after_epoch")
 
-    def _train_batch(self, batch: Batch) -> bool:
+    def _train_batch(self, batch: Batch, feed: Feed) -> bool:
         """One micro-batch; True when it completed an update."""
         self._doing("forward")
         with rested_norms(self.processes, self.task, batch.size), self.updater.autocast():
             outputs = self.task(batch)
             losses = self.task.losses(outputs, batch)
         values = {name: float(loss.detach()) for name, loss in losses.items()}
-        shared = share_losses(self.processes, self.stop, batch.size, values)
+        self._look_ahead(feed)
+        shared = share_losses(self.processes, self.stop, batch.size, values, feed)
         if shared.broken:
             self._meet_non_finite(batch, values)
             return False
+        if feed.ready and not self.finished:
+            self.task.model.send(feed.prepared(self.task.model.prepare))
         self._doing("backward")
         self.updater.backward(losses["total"] if shared.share == 1 else losses["total"] * shared.share)
         self.task.update_train_metrics(outputs, batch)
@@ -256,17 +270,25 @@ class Trainer:
         self._pending = _Pending()
         return report
 
-    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches, noting how long each was waited for."""
-        batches = even_batches(batches, self.loader, self.processes, self.stop, ask=self._uneven)
-        while True:
-            self._doing("reading data")
-            before = time.perf_counter()
-            batch = next(batches, None)
-            self._pending.data_wait_secs += time.perf_counter() - before
-            if batch is None:
-                return
-            yield batch
+    def _take(self, feed: Feed) -> tuple[Batch, str] | None:
+        """The next batch and the position after it, noting how long it was waited for."""
+        with self._reading():
+            return feed.take()
+
+    def _look_ahead(self, feed: Feed) -> None:
+        """Read the next batch while its ids can still travel during backward; not after the last step."""
+        last = self.length.num_steps is not None and self.state.step + 1 >= self.length.num_steps
+        if self.task.model.sends_ahead and not last:
+            with self._reading():
+                feed.look_ahead()
+            feed.prepare(self.task.model.prepare)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        self._doing("reading data")
+        before = time.perf_counter()
+        yield
+        self._pending.data_wait_secs += time.perf_counter() - before
 
     def _call(self, moment: str, *arguments: Any) -> None:
         for hook in self.hooks:

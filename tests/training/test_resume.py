@@ -297,12 +297,12 @@ def test_a_signal_inside_an_accumulation_waits_for_the_update(
     whole = recgrad.train(config, model_dir=tmp_path / "whole")
     original, calls = Trainer._train_batch, 0
 
-    def signal_in_the_middle(self: Trainer, batch: Any) -> bool:
+    def signal_in_the_middle(self: Trainer, *args: Any) -> bool:
         nonlocal calls
         calls += 1
         if calls == 7:  # the first micro-batch of the third update
             os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, batch)
+        return original(self, *args)
 
     monkeypatch.setattr(Trainer, "_train_batch", signal_in_the_middle)
     stopped = recgrad.train(config, model_dir=tmp_path / "stopped")

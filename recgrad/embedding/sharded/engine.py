@@ -17,6 +17,7 @@ from torchrec.distributed.types import ShardingType
 from recgrad.embedding.local.engine import IdsLike, LocalEngine, check_specs
 from recgrad.embedding.local.table import TableMemory
 from recgrad.embedding.sharded.choice import OWN, KernelChoice
+from recgrad.embedding.sharded.exchange import Exchange, Prepared
 from recgrad.embedding.sharded.features import FeatureMap, map_features
 from recgrad.embedding.sharded.fused import FusedKernel
 from recgrad.embedding.sharded.inputs import bag_jagged, check_ids, ids_per_key, on_device, row_jagged
@@ -137,14 +138,32 @@ class ShardedEngine(nn.Module):
         shards = [t for k in self._kernels for t in k.engine.tables.values() if _whole(t) == spec.name]
         return ShardedTable(spec, shards, sharding_type, self)
 
-    def forward(self, ids: IdsLike | None, sequences: IdsLike | None = None) -> Embedded:
-        """Look up every lookup's bags.
+    def forward(self, ids: IdsLike | Prepared | None, sequences: IdsLike | None = None) -> Embedded:
+        """Look up every lookup's bags; `ids` may be what `prepare` gave, sent already or not.
 
         Raises:
             DataError: an id of this rank's batch is outside its table.
         """
+        given = ids if isinstance(ids, Prepared) else self.prepare(ids, sequences)
         if torch.is_grad_enabled():
             self._pending |= self._trainable
+        if not given.exchanges:
+            self.send(given)
+        found = {name: exchange.look_up() for name, exchange in given.exchanges.items()}
+        vectors = {dim: found[single_vectors(dim)] for dim in self.features.row_inputs}
+        return Embedded(self.features, given.rows, given.ids, given.sequences, found.get(POOLED), vectors)
+
+    @property
+    def sends_ahead(self) -> bool:
+        """Whether there are other ranks, so that it pays to send ids before they are needed."""
+        return self.world_size > 1
+
+    def prepare(self, ids: IdsLike | None, sequences: IdsLike | None = None) -> Prepared:
+        """Check the ids of a batch, for `send` and `forward`. Other ranks are not asked.
+
+        Raises:
+            DataError: an id is outside its table.
+        """
         rows = ids.bag_counts[0] if ids is not None and ids.bag_counts else 0
         counts = [ids_per_key(part) for part in (ids, sequences) if part is not None]
         values = [part.values for part in (ids, sequences) if part is not None]
@@ -152,16 +171,27 @@ class ShardedEngine(nn.Module):
         all_values = values[0] if len(values) == 1 else torch.cat(values)
         all_counts = counts[0] if len(counts) == 1 else torch.cat(counts)
         check_ids(all_values, all_counts, *known)
+        return Prepared(ids, sequences, rows, all_values, all_counts)
+
+    def send(self, prepared: Prepared) -> None:
+        """Begin to send ids to the ranks that hold their rows; all ranks are to call it.
+
+        They travel in the background until `forward` takes them. Weights may change meanwhile: ids alone
+        are sent.
+        """
         modules: Any = self._parallel[0].module
-        bags, vectors = None, {}
+        jagged = {}
         if POOLED in modules:
-            assert ids is not None
-            jagged = bag_jagged(ids, *self.features.bag_inputs, self._means, self._bags(rows))
-            bags = modules[POOLED](on_device(jagged, self.device))
+            assert prepared.ids is not None
+            bags = self._bags(prepared.rows)
+            jagged[POOLED] = bag_jagged(prepared.ids, *self.features.bag_inputs, self._means, bags)
         for dim, inputs in self.features.row_inputs.items():
-            jagged = row_jagged(all_values, all_counts, *inputs)
-            vectors[dim] = modules[single_vectors(dim)](on_device(jagged, self.device))
-        return Embedded(self.features, rows, ids, sequences, bags, vectors)
+            jagged[single_vectors(dim)] = row_jagged(prepared.values, prepared.counts, *inputs)
+        prepared.exchanges = {
+            name: Exchange(modules[name], on_device(own, self.device)) for name, own in jagged.items()
+        }
+        for exchange in prepared.exchanges.values():
+            exchange.send()
 
     def _bags(self, rows: int) -> int:
         if not self._even_bags:

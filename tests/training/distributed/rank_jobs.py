@@ -2,8 +2,10 @@
 
 JOBS is a JSON list of {"port", "config", ...}: what is left of a job are arguments of
 `recgrad.train`; `broken` is a rank and the batch of it whose loss is NaN, `slow_check_secs` how
-long the check of a checkpoint's file takes. OUT gets what each run left in this rank: its result
-or its error, its dense weights, how many files it has checked, and by table which rows it has read.
+long the check of a checkpoint's file takes; with `ahead` false, ids stay at home until their batch's
+turn, and `unsound` is a rank and the batch ahead of it whose ids are refused. OUT gets what each run
+left in this rank: its result or its error, its dense weights, how many files it has checked, by table
+which rows it has read, and how often ids were sent ahead.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from typing import Any
 import torch
 
 import recgrad
-from recgrad.errors import RecgradError
+from recgrad.errors import DataError, RecgradError
+from recgrad.models.base import Model
 from recgrad.training import run
 from recgrad.training.assembly import Training
 from recgrad.training.capture import dense_state
@@ -38,6 +41,8 @@ losses = Task.losses
 check_file = reader.check_file
 parts = {kind: kind.part for kind in (TableRows, StoredTable)}
 read: dict[str, set[int]] = {}
+prepare, send = Model.prepare, Model.send
+sends_ahead = Model.sends_ahead
 rows: list[int] = []
 
 
@@ -56,6 +61,26 @@ def count(trainer: Trainer) -> Any:
     found = report(trainer)
     rows.append(found.samples)
     return found
+
+
+def watch_ids(ahead: bool, unsound: list[int] | None) -> list[int]:
+    """Have ids sent ahead or not; the list that comes back grows by each batch whose ids are."""
+    sent: list[int] = []
+    batches = itertools.count(1)
+
+    def check_ids(model: Model, batch: Any) -> Any:
+        if [int(os.environ["RANK"]), next(batches)] == unsound:
+            raise DataError("an id is outside its table")
+        return prepare(model, batch)
+
+    def count_sent(model: Model, prepared: Any) -> None:
+        sent.append(len(prepared))
+        send(model, prepared)
+
+    Model.prepare = check_ids  # type: ignore[method-assign]
+    Model.send = count_sent  # type: ignore[method-assign]
+    Model.sends_ahead = sends_ahead if ahead else False  # type: ignore[method-assign, assignment]
+    return sent
 
 
 def one(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -80,6 +105,7 @@ def one(arguments: dict[str, Any]) -> dict[str, Any]:
 
     Task.losses = lose  # type: ignore[method-assign]
     reader.check_file = check
+    sent = watch_ids(arguments.pop("ahead", True), arguments.pop("unsound", None))
     left: dict[str, Any] = {}
     try:
         result = recgrad.train(**arguments)
@@ -93,6 +119,7 @@ def one(arguments: dict[str, Any]) -> dict[str, Any]:
     left["rows"] = list(rows)
     left["checked"] = len(checked)
     left["read"] = {name: set(ids) for name, ids in read.items()}
+    left["sent"] = sent
     return left
 
 
