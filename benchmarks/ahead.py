@@ -38,7 +38,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from distributed import BATCHES, RANKS, Run, read_batches
+from ranks.run import BATCHES, RANKS, Run, read_batches
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel

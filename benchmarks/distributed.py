@@ -32,43 +32,29 @@ import json
 import socket
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from ranks.phases import phases
+from ranks.run import BATCH, BATCHES, RANKS, STEPS, Clock, Run, Step, check_rows, read_batches
 from train import bar, criteo_config
 
 from recgrad.config import PipelineConfig
 from recgrad.data.batch import Batch
-from recgrad.data.loader import build_loader
 from recgrad.data.synth import write_synth
-from recgrad.embedding.sharded.exchange import Exchange
-from recgrad.training.assembly import Training, build_training, features_of
 from recgrad.training.processes import Environment, Processes
-from recgrad.training.runtime import keep_freed_memory, seed_everything, use_all_cores
-from recgrad.training.signals import StopRequest
-from recgrad.training.synchronize import share_losses
+from recgrad.training.runtime import keep_freed_memory, use_all_cores
 
-RANKS, BATCH, BATCHES = 2, 8192, 4
 PLANS = ("table_wise", "row_wise")
-STEPS = 2  # in a row, each time that a variant's turn has come
 CHECKED_STEPS = 3
 ONE_RANK, TWO_RANKS = 1.3, 0.75
-COLLECTIVES = (
-    "all_to_all_single", "all_reduce", "all_gather", "all_gather_single", "all_gather_into_tensor",
-    "reduce_scatter", "reduce_scatter_tensor",
-)  # fmt: skip
-Step = Callable[[int], Any]
 
 
 def main() -> int:
@@ -100,20 +86,6 @@ def main() -> int:
     return 0
 
 
-class Clock:
-    """Seconds of a step, of the wall or of this process's work."""
-
-    def __init__(self, cpu_time: bool) -> None:
-        self.now = time.process_time if cpu_time else time.perf_counter
-
-    def seconds(self, step: Step, first: int, threads: int) -> float:
-        use_all_cores(threads)
-        begin = self.now()
-        for i in range(first, first + STEPS):
-            step(i)
-        return (self.now() - begin) / STEPS
-
-
 def one_rank(
     rank: int, ranks: int, port: int, function: Any, folder: Path, rounds: int, cpu_time: bool, found: Path
 ) -> None:
@@ -128,62 +100,6 @@ def one_rank(
     dist.barrier()
     gc.collect()  # TorchRec's modules hold the group, whose threads must end before Python does
     dist.destroy_process_group()
-
-
-def read_batches(config: PipelineConfig, processes: Processes, rows: int) -> list[Batch]:
-    """This rank's first batches of some rows."""
-    own = type(config)()
-    own.CopyFrom(config)
-    own.data_config.batch_size = rows
-    loader = build_loader(
-        own,
-        own.train_input_path,
-        features=features_of(own),
-        training=True,
-        rank=processes.rank,
-        world_size=processes.world_size,
-    )
-    return list(islice(loader.epoch(0), BATCHES))
-
-
-class Run:
-    """A training on batches in memory, by the local engine or by all ranks with one plan."""
-
-    def __init__(self, config: PipelineConfig, processes: Processes, plan: str = "") -> None:
-        own = type(config)()
-        own.CopyFrom(config)
-        if plan:
-            own.train_config.global_embedding_constraints.sharding_types.append(plan)
-        seed_everything(1)
-        self.processes = processes
-        self.training: Training = build_training(own, processes)
-        self.engine: Any = self.training.task.model.engine
-        self.names = list(self.engine.features.lookups if processes.distributed else self.engine.lookups)
-        self.batches = read_batches(config, processes, BATCH)
-        self.training.task.train()
-        self.stop = StopRequest()
-        self.gradient = torch.full((1, 1), 1e-4)
-
-    def step(self, i: int) -> float:
-        """An update as the trainer makes it."""
-        return self.train(self.batches[i % BATCHES])
-
-    def train(self, batch: Batch) -> float:
-        """An update with a batch; the loss of all ranks. Ids are sent in it, not ahead of it."""
-        task, updater = self.training.task, self.training.updater
-        losses = task.losses(task(batch), batch)
-        values = {name: float(loss.detach()) for name, loss in losses.items()}
-        shared = share_losses(self.processes, self.stop, batch.size, values)
-        updater.backward(losses["total"] if shared.share == 1 else losses["total"] * shared.share)
-        updater.step()
-        return shared.losses["total"]
-
-    def tables_step(self, i: int) -> None:
-        """An update of the tables alone."""
-        output = self.engine(self.batches[i % BATCHES].sparse).pooled(self.names)
-        output.backward(self.gradient.expand_as(output))
-        assert self.training.sparse_optimizer is not None
-        self.training.sparse_optimizer.step()
 
 
 # --- one rank against the local engine ---
@@ -216,15 +132,6 @@ def against_local(
         else:
             print(f"{'':28} the tables' step takes {other / mine:.2f} times as long")
     return bars
-
-
-def check_rows(local: Run, found: Sequence[tuple[np.ndarray, np.ndarray]], rtol: float, atol: float) -> None:
-    """End the program when tables are not what the local engine has learned."""
-    for name, (numbers, weights) in zip(local.engine.tables, found, strict=True):
-        expected, values = local.engine.export_table(name)
-        order = np.argsort(numbers)
-        np.testing.assert_array_equal(numbers[order], expected, err_msg=name)
-        np.testing.assert_allclose(weights[order], values, rtol=rtol, atol=atol, err_msg=name)
 
 
 # --- two ranks ---
@@ -299,161 +206,6 @@ def check_ranks(run: Run, local: Run) -> None:
     parts = processes.gather([run.engine.export_table(name) for name in local.engine.tables])
     whole = [tuple(np.concatenate(pieces) for pieces in zip(*of_table)) for of_table in zip(*parts)]
     check_rows(local, whole, rtol=1e-4, atol=1e-6)  # type: ignore[arg-type]
-
-
-# --- where time and bytes go ---
-
-
-class Phases:
-    """Seconds and bytes of the phases of steps, and of the collectives within them."""
-
-    def __init__(self) -> None:
-        self.now = "other"
-        self.seconds: dict[str, float] = {}
-        self.sent: dict[tuple[str, str], int] = {}
-        self.calls: dict[tuple[str, str], int] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time in here is this phase's, and no longer that of the one around it."""
-        outer, self.now = self.now, name
-        begin = time.perf_counter()
-        yield
-        spent = time.perf_counter() - begin
-        self.seconds[name] = self.seconds.get(name, 0.0) + spent
-        self.seconds[outer] = self.seconds.get(outer, 0.0) - spent
-        self.now = outer
-
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with self.phase(name):
-                return function(*args, **kwargs)
-
-        return call
-
-    def of_collective(self) -> str:
-        """The phase that a collective belongs to: in backward, only tables have some."""
-        return "vectors' gradients" if self.now == "dense backward" else self.now
-
-    def counted(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with self.phase(self.of_collective()):
-                key = (self.now, kind)
-                self.sent[key] = self.sent.get(key, 0) + bytes_sent(kind, *args, **kwargs)
-                self.calls[key] = self.calls.get(key, 0) + 1
-                return function(*args, **kwargs)
-
-        return call
-
-    def waiting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with self.phase(self.of_collective()):
-                return wait(*args, **kwargs)
-
-        return call
-
-
-def nbytes(tensors: Any) -> int:
-    parts = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    return sum(part.numel() * part.element_size() for part in parts)
-
-
-def bytes_sent(kind: str, *args: Any, **kwargs: Any) -> int:
-    """What leaves this rank for others in a collective, by a ring or directly."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    if kind == "all_reduce":
-        return 2 * nbytes(args[0] if args else kwargs["tensor"]) * (ranks - 1) // ranks
-    given = kwargs.get(
-        "input", kwargs.get("input_list", kwargs.get("tensor", args[1] if len(args) > 1 else None))
-    )
-    size = nbytes(given)
-    if kind.startswith("all_gather"):
-        return size * (ranks - 1)
-    splits = kwargs.get("input_split_sizes")
-    if splits:
-        return size * (sum(splits) - splits[rank]) // max(sum(splits), 1)
-    return size * (ranks - 1) // ranks
-
-
-def phases(run: Run, plan: str, rounds: int) -> None:
-    """Print where the time of a step of two ranks goes."""
-    use_all_cores(1)
-    steps = []
-    for i in range(2 * rounds + 1):
-        dist.barrier()
-        found = Phases()
-        measured_step(run, i, found)
-        steps.append((found.seconds, found.sent, found.calls))
-    everyone = run.processes.gather(steps[1:])
-    if run.processes.is_main:
-        show_phases(run, plan, everyone)
-
-
-def measured_step(run: Run, i: int, found: Phases) -> None:
-    """`Run.step` in phases."""
-    module: Any = run.engine._parallel[0].module["pooled"]
-    task, updater, batch = run.training.task, run.training.updater, run.batches[i % BATCHES]
-
-    look_up = Exchange.look_up
-
-    def vectors(exchange: Exchange) -> Any:
-        with found.phase("vectors back"):
-            return look_up(exchange).wait()
-
-    with ExitStack() as stack:
-        for kind in COLLECTIVES:
-            counted = found.counted(kind, getattr(dist, kind))
-            stack.enter_context(mock.patch.object(dist, kind, counted))
-        stack.enter_context(mock.patch.object(dist.Work, "wait", found.waiting(dist.Work.wait)))
-        for name in ("__init__", "send", "arrive"):
-            timed = found.timed("ids to their tables", getattr(Exchange, name))
-            stack.enter_context(mock.patch.object(Exchange, name, timed))
-        stack.enter_context(mock.patch.object(Exchange, "look_up", vectors))
-        for lookup in module._lookups:
-            stack.enter_context(mock.patch.object(lookup, "forward", found.timed("lookup", lookup.forward)))
-        if updater.synchronize is not None:
-            timed = found.timed("gradient average", updater.synchronize)
-            stack.enter_context(mock.patch.object(updater, "synchronize", timed))
-        engine = found.timed("prepare ids", run.engine.forward)
-        stack.enter_context(mock.patch.object(run.engine, "forward", engine))
-        with found.phase("dense forward"):
-            losses = task.losses(task(batch), batch)
-            values = {name: float(loss.detach()) for name, loss in losses.items()}
-        with found.phase("losses of all ranks"):
-            shared = share_losses(run.processes, run.stop, batch.size, values)
-        with found.phase("dense backward"):
-            updater.backward(losses["total"] * shared.share)
-        with found.phase("update"):
-            updater.step()
-
-
-def show_phases(run: Run, plan: str, everyone: Sequence[Any]) -> None:
-    """A line for each phase: milliseconds of the ranks, and what a rank sends in it."""
-    first = everyone[0]
-    names = [name for name in first[0][0] if name != "other"]
-    total = sum(median([step[0].get(name, 0.0) for step in first]) for name in names)
-    print(f"\n{RANKS} ranks, {plan}: {1000 * total:.1f} ms a step\n")
-    print("phase                      ms, rank 0 … 1    sent, MB, rank 0 … 1   by")
-    for name in names:
-        spent = [1000 * median([step[0].get(name, 0.0) for step in own]) for own in everyone]
-        sent = [
-            median([sum(n for (phase, _), n in step[1].items() if phase == name) for step in own]) / 2**20
-            for own in everyone
-        ]
-        kinds = ", ".join(f"{n} {kind}" for (phase, kind), n in first[0][2].items() if phase == name)
-        print(f"{name:24} {spent[0]:8.1f} {spent[1]:8.1f}   {sent[0]:10.3f} {sent[1]:10.3f}   {kinds}")
-    sys.stdout.flush()
-    for name in ("vectors back", "vectors' gradients"):
-        sent = median([sum(n for (phase, _), n in step[1].items() if phase == name) for step in first])
-        assert sent == expected_vectors(run, plan), f"{name}: {sent} bytes counted, but not planned"
-
-
-def expected_vectors(run: Run, plan: str) -> float:
-    """Bytes of pooled vectors that rank 0 sends, from the plan alone."""
-    tables = run.engine.tables.values()
-    # Row-wise, a rank has partial sums of all bags of the others.
-    width = sum(table.spec.dim for table in tables if plan == "row_wise" or table.shards)
-    return (RANKS - 1) * BATCH * 4 * width
 
 
 if __name__ == "__main__":
