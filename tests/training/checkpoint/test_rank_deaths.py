@@ -95,6 +95,13 @@ def save_forever(cut, folder: Path, rank: int, token: str, first: int) -> None:
         manager.save(Snapshot(step, {"n": step} if rank == 0 else {}, cut.filled(step, rank, 3, ROWS)))
 
 
+def wait_for_a_save_after(step: int, manager: CheckpointManager) -> None:
+    deadline = time.monotonic() + 60
+    while not any(saved > step for saved in manager.steps()):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
 @pytest.mark.slow
 def test_one_of_three_processes_is_killed_at_any_moment(tmp_path, cut):
     """What has a name is whole, the others end with an error, and the next run goes on."""
@@ -106,6 +113,8 @@ def test_one_of_three_processes_is_killed_at_any_moment(tmp_path, cut):
             in_child(functools.partial(save_forever, cut, tmp_path, rank, token, newest + 1))
             for rank in range(3)
         ]
+        if attempt % 2:  # these die after a save at least, the others at any moment
+            wait_for_a_save_after(newest, CheckpointManager(tmp_path))
         time.sleep(rng.uniform(0.05, 0.3))
         victim = processes[attempt % 3]
         os.kill(victim, signal.SIGKILL)
@@ -117,7 +126,7 @@ def test_one_of_three_processes_is_killed_at_any_moment(tmp_path, cut):
         for step in manager.steps():
             assert cut.check_whole(manager.path(step), 3, ROWS) == step
         newest = manager.steps()[-1] if manager.steps() else 0
-    assert newest > 3  # something was saved in between; how much depends on the machine
+    assert newest >= 5
     assert torn > 5
     group = [CheckpointManager(tmp_path, rank=rank, world_size=3, token="last") for rank in range(3)]
     for rank, manager in enumerate(group):
