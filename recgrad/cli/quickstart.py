@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+import sys
 
 from recgrad.cli.command import COMMANDS, Command
 
@@ -47,9 +50,16 @@ data           {folder}/train.parquet, {folder}/eval.parquet
 config         {folder}/deepfm.config
 model          {model_dir} (checkpoints, pipeline.config, events, TensorBoard)
 
-next: recgrad eval {folder}/deepfm.config
+next: {_to_find_commands()}recgrad eval {folder}/deepfm.config
       recgrad predict {folder}/deepfm.config --predict_input_path {folder}/eval.parquet \\
           --predict_output_path {folder}/predictions.parquet --reserved_columns user_id,label
       recgrad report {model_dir}
       tensorboard --logdir {model_dir}""")
         return 0
+
+
+def _to_find_commands() -> str:
+    """The line that puts this environment's commands on the path, where the shell does not find them."""
+    if shutil.which("recgrad") or sys.prefix == sys.base_prefix:
+        return ""
+    return f"source {os.path.relpath(sys.prefix)}/bin/activate\n      "

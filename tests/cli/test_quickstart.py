@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from recgrad.cli.quickstart import _to_find_commands
 
 
 @pytest.mark.slow
@@ -24,3 +27,12 @@ def test_the_quickstart_comes_within_a_hundredth_of_the_best_auc(tmp_path: Path)
     again = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert again.returncode == 2
     assert "remove it or choose another --out" in again.stderr
+
+
+def test_who_does_not_find_the_commands_is_told_how(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert _to_find_commands().split("\n")[0] == "source .venv/bin/activate"
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert _to_find_commands() == ""
