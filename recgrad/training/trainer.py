@@ -226,7 +226,7 @@ class Trainer:
                 where = "" if batch is None else f"; rows {_describe_origin(batch)}"
                 raise NumericalError(
                     f"step {self.state.step + 1}: a gradient is not finite while the loss is{where}. "
-                    f"The last checkpoint is intact; {REMEDY}"
+                    f"What was saved before is intact; {REMEDY}"
                 )
             self._skip()
             self._pending = _Pending()  # its rows were not learned
@@ -247,7 +247,7 @@ class Trainer:
         if self._skipped_in_a_row >= MOST_SKIPPED:
             raise NumericalError(
                 f"step {self.state.step + 1}: {MOST_SKIPPED} updates in a row were not finite; the weights "
-                f"are beyond repair. The last checkpoint is intact; {REMEDY}"
+                f"are beyond repair. What was saved before is intact; {REMEDY}"
             )
 
     def _meet_non_finite(self, batch: Batch, values: Mapping[str, float]) -> None:
@@ -260,7 +260,7 @@ class Trainer:
         norms = ", ".join(f"{norm:.4g} at step {step}" for step, norm in self._recent_norms) or "none yet"
         raise NumericalError(
             f"step {self.state.step + 1}: the loss is not finite ({terms}); rows {_describe_origin(batch)}; "
-            f"gradient norms before: {norms}. The last checkpoint is intact; {REMEDY}"
+            f"gradient norms before: {norms}. What was saved before is intact; {REMEDY}"
         )
 
     def _report(self) -> StepReport:
