@@ -55,7 +55,7 @@ class LrFind(Command):
         keep_freed_memory()
         use_all_cores()
         config, report = prepare_config(
-            path, edit_config_json=args.edit_config_json, train_input_path=args.train_input_path
+            path, edit_config_json=args.edit_config_json, train_input_path=args.train_input_path, ranks=0
         )
         report.raise_problems()
         processes = Processes(device=choose_device(device_of(args)))

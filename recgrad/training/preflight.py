@@ -89,9 +89,9 @@ def _effective(
 
 
 def _check(config: PipelineConfig, locations: Locations, ranks: int | None = None) -> Report:
-    """What is wrong with a config by itself, on whatever it will run."""
+    """What is wrong with a config by itself, on whatever it will run; constraints only where they count."""
     report = check_config(config, locations=locations, available=available(), ranks=ranks)
-    if report.problems or not has_constraints(config):
+    if report.problems or ranks == 0 or not has_constraints(config):
         return report
     try:
         check_tables(config, features_of(config))

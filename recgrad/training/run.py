@@ -129,6 +129,7 @@ def train(
             lambda: _check_model_dir(folder, checkpoints, goes_on, processes.doing)
         )
         seed_everything(settings.seed)
+        processes.doing("building the model")
         training = build_training(effective, processes)
         seed_everything(settings.seed + RANK_SEED * processes.rank)
         state = _starting_state(training, effective, start_from, ignore_restore_optimizer)
@@ -184,7 +185,7 @@ def load_trained(
     export_config.use_dense_ema where it is set, instead of eval_config's.
     """
     effective, report = prepare_config(
-        config, edit_config_json=edit_config_json, eval_input_path=eval_input_path
+        config, edit_config_json=edit_config_json, eval_input_path=eval_input_path, ranks=0
     )
     report.raise_problems()
     features = features_of(effective)

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recgrad.config import PipelineConfig, save_config
-from recgrad.training.preflight import check_everything
+from recgrad.training.preflight import check_everything, prepare_config
 
 
 @pytest.fixture
@@ -70,6 +70,11 @@ def test_kernels_that_no_machine_has_are_found_with_their_line(config: PipelineC
     assert problem.endswith(
         "cannot have fused (FBGEMM has no lion_optimizer); add customized_kernel, which has everything"
     )
+    for ranks in (1, 2):
+        assert list(map(str, prepare_config(path, ranks=ranks)[1].problems)) == [problem]
+    alone = prepare_config(path, ranks=0)[1]  # without a launcher tables have our own kernels
+    assert not alone.problems
+    assert any("has no effect in one process" in str(hint) for hint in alone.hints)
 
 
 def test_patterns_that_match_no_table_are_found_where_tables_have_constraints(
