@@ -47,9 +47,11 @@ def judge(
     if not any(codes):
         return Outcome(0)
     own_fault = failure is not None and failure.kind in ("error", "crash", "late")
-    if stopped_by and not own_fault:
-        return Outcome(SIGNALLED + stopped_by)
     polite = {0, *(SIGNALLED + number for number in STOPS)}
+    if stopped_by and not own_fault:
+        if codes[0] in polite:  # it has said how to go on
+            return Outcome(SIGNALLED + stopped_by)
+        return Outcome(SIGNALLED + stopped_by, "stopped at once", restart=True)
     if polite.issuperset(codes):
         return Outcome(max(codes))
     if failure is not None and own_fault:

@@ -23,8 +23,6 @@ def failure(kind: str, rank: int = 0) -> Failure:
         ([0, 0], signal.SIGTERM, None, 0),
         ([143, 143], signal.SIGTERM, None, 143),
         ([130, 130], signal.SIGINT, None, 130),
-        # One rank was stopped by a signal of its own, before the trainer could take it.
-        ([2, -15], signal.SIGTERM, "gone", 143),
         # The signal reached a rank alone, and the ranks stopped together.
         ([0, 143], 0, None, 143),
         # An error while stopping is an error.
@@ -39,6 +37,20 @@ def test_ends_that_need_no_word_and_no_restart(
 ) -> None:
     told = None if said is None else failure(said)
     assert judge(codes, stopped_by=stopped_by, failure=told) == Outcome(code)
+
+
+@pytest.mark.parametrize(
+    ("codes", "said"),
+    [
+        ([2, -15], "gone"),  # a rank had not come to where signals are taken
+        ([-15, -15], None),
+        ([-9, -9], None),  # a second signal
+    ],
+)
+def test_a_run_that_had_no_time_to_say_how_to_go_on(codes: list[int], said: str | None) -> None:
+    told = None if said is None else failure(said)
+    outcome = judge(codes, stopped_by=signal.SIGTERM, killed_here={0, 1}, failure=told)
+    assert outcome == Outcome(143, "stopped at once", restart=True)
 
 
 def test_a_killed_rank_is_named_with_what_it_did() -> None:
