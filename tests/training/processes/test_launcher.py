@@ -134,14 +134,18 @@ def test_ranks_stop_by_themselves_when_the_launcher_is_killed(start_launcher: St
 
 @pytest.mark.slow
 def test_torchrun_names_a_killed_rank_on_its_first_line(prelude: str, tmp_path: Path) -> None:
+    # Torchrun sends SIGTERM to the others when one has died; a run takes signals, and so lives to say why.
     program = """
+from recgrad.training.signals import StopRequest
+
 def work(p):
     p.doing("step 12: backward")
     if p.rank == 1:
         time.sleep(0.7)
         os.kill(os.getpid(), 9)
     p.barrier()
-finish(work, timeout_secs=30)
+with StopRequest(alone=False):
+    finish(work, timeout_secs=30)
 """
     script = tmp_path / "program.py"
     script.write_text(prelude.replace("print(json", "print(error, file=sys.stderr); print(json") + program)
