@@ -38,7 +38,17 @@ from typing import Any
 import numpy as np
 import torch
 from google.protobuf import text_format
-from peers.din import DIN_BATCH, check_same_outputs, din_batch, din_model, padded_model, torch_tables_model
+from peers.din import (
+    ATTENTION,
+    DIM,
+    DIN_BATCH,
+    DIN_ROWS,
+    check_same_outputs,
+    din_batch,
+    din_model,
+    padded_model,
+    torch_tables_model,
+)
 from torch import nn
 
 from recgrad.config import PipelineConfig, load_config, save_config
@@ -59,7 +69,6 @@ TIMED_STEPS = 40
 CHECKPOINT_STEPS = 100
 BLOCK_STEPS = 10
 PAIRS = 4
-DIM = 16
 
 
 def main() -> int:
@@ -258,8 +267,35 @@ def din_bar(rounds: int) -> dict[str, Any]:
     speeds = {name: f"{DIN_BATCH / of_name:,.0f}" for name, of_name in seconds.items()}
     print(f"DIN:    {speeds['ours']} samples/s, {speeds['padded']} with torch's tables and padded histories")
     print(f"        {speeds['tables']} with torch's tables and dense Adam, but our attention")
+    rate, needed = product_rate(), attention_operations(batch)
+    most = DIN_BATCH / (needed / rate)
+    print(f"        the attention needs {needed / 1e9:.1f} GFLOP a step, torch's own product does", end=" ")
+    print(f"{rate / 1e9:.0f} GFLOP/s: {most:,.0f} samples/s if all else were free")
     ratio = seconds["padded"] / seconds["ours"]
     return bar("multi-tower DIN over padded, torch tables and dense Adam", ratio, 20, at_least=True)
+
+
+def attention_operations(batch: Batch) -> float:
+    """Floating-point operations of DIN's two layers, forward and backward, without padding.
+
+    The query's part and the difference fold into a first layer of each row's own, so a position
+    costs the width of its vector, not four times that.
+    """
+    assert batch.sequence_sparse is not None
+    width = DIM * len(DIN_ROWS)
+    weights = sum(a * b for a, b in pairwise([width, *ATTENTION]))
+    return 3 * 2.0 * weights * batch.sequence_sparse.bag_counts[0]
+
+
+def product_rate(size: int = 2048, rounds: int = 5) -> float:
+    """Floating-point operations a second of torch's product of square matrices, the best of some rounds."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        a @ b
+        times.append(time.perf_counter() - start)
+    return 2.0 * size**3 / min(times)
 
 
 def step_of(model: MultiTowerDIN, batch: Batch, optimizers: Sequence[Any]) -> Callable[[], None]:
