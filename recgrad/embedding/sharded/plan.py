@@ -131,18 +131,33 @@ def plan_tables(
         storage_reservation=FixedPercentageStorageReservation(GPU_RESERVED if on_gpu else 0.0),
         stats=[],
     )
-    try:
-        plan = planner.collective_plan(collections, list(SHARDERS), dist.group.WORLD)
-    except (PlannerError, RuntimeError) as error:
+    planned = _plan_of_main(planner, collections)
+    if isinstance(planned, str):
         raise ConfigError(
             f"embedding_constraints: the tables cannot be spread over {world_size} processes as asked "
-            f"({str(error).splitlines()[0]}); allow more sharding_types"
+            f"({planned}); allow more sharding_types"
             + (f", or compute_kernels with rows in host memory ({FUSED_UVM}, {OWN})" if on_gpu else "")
-        ) from error
-    for parameters in plan.plan.values():
+        )
+    for parameters in planned.plan.values():
         for sharding in parameters.values():
             sharding.compute_kernel = KERNEL
-    return plan
+    return planned
+
+
+def _plan_of_main(planner: EmbeddingShardingPlanner, collections: nn.ModuleDict) -> ShardingPlan | str:
+    """The plan of rank 0, or why it has none, on all ranks.
+
+    The planner's own `collective_plan` tells the others nothing where rank 0 finds no plan, and they
+    would wait for it until the timeout.
+    """
+    made: list[ShardingPlan | str] = [""]
+    if dist.get_rank() == 0:
+        try:
+            made = [planner.plan(collections, list(SHARDERS))]
+        except (PlannerError, RuntimeError) as error:
+            made = [str(error).partition("\n")[0]]
+    dist.broadcast_object_list(made, src=0)
+    return made[0]
 
 
 def _bag_configs(collections: nn.ModuleDict) -> list[EmbeddingBagConfig]:
