@@ -60,11 +60,18 @@ def test_auto_takes_the_gpu_of_the_local_rank_where_there_are_enough(gpus: Calla
 
 
 def test_a_device_is_taken_as_it_is(gpus: Callable[[int], None]) -> None:
-    assert choose_device(torch.device("meta")) == torch.device("meta")
     with pytest.raises(RecgradError, match="device: cuda is asked for, but"):
         choose_device(torch.device("cuda", 1))
     gpus(2)
     assert choose_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    assert choose_device(torch.device("cuda")) == torch.device("cuda")
+    with pytest.raises(RecgradError, match="device: 'cuda:2' is not there, torch finds 2 GPUs"):
+        choose_device(torch.device("cuda", 2))
+
+
+def test_a_device_without_values_is_refused() -> None:
+    with pytest.raises(RecgradError, match="device: tensors of meta have no values"):
+        choose_device(torch.device("meta"))
 
 
 def test_auto_says_why_gpus_are_left_alone(
@@ -99,6 +106,8 @@ def test_fewer_gpus_than_processes_are_refused(gpus: Callable[[int], None]) -> N
 def test_other_names_are_refused() -> None:
     with pytest.raises(RecgradError, match="device: must be one of auto, cpu, cuda, got 'gpu'"):
         choose_device("gpu")
+    with pytest.raises(RecgradError, match="got 'cuda:1'; choose a GPU by CUDA_VISIBLE_DEVICES"):
+        choose_device("cuda:1")
 
 
 def test_backends(monkeypatch: pytest.MonkeyPatch) -> None:

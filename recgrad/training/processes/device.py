@@ -23,18 +23,17 @@ def choose_device(asked: str | torch.device = "auto", environment: Environment |
     compute on GPUs where there are enough for all of them, else on CPUs.
 
     Args:
-        asked: auto, cpu or cuda; a torch.device is taken as it is.
+        asked: auto, cpu or cuda; a torch.device that can compute is taken as it is.
         environment: this process among the others; a process alone if None.
 
     Raises:
         RecgradError: cuda is asked for and there are no GPUs, or fewer than processes.
     """
     if isinstance(asked, torch.device):
-        if asked.type == "cuda" and not torch.cuda.is_available():
-            raise RecgradError(_missing(0, 1))
-        return asked
+        return _checked(asked)
     if asked not in CHOICES:
-        raise RecgradError(f"device: must be one of {', '.join(CHOICES)}, got '{asked}'")
+        which = "; choose a GPU by CUDA_VISIBLE_DEVICES" if asked.startswith("cuda") else ""
+        raise RecgradError(f"device: must be one of {', '.join(CHOICES)}, got '{asked}'{which}")
     environment = environment or Environment()
     needed = environment.local_world_size
     found = 0 if asked == "cpu" or not torch.cuda.is_available() else torch.cuda.device_count()
@@ -45,6 +44,18 @@ def choose_device(asked: str | torch.device = "auto", environment: Environment |
     if found and environment.local_rank == 0:
         _log.info("%d processes but %d GPUs: all compute on CPUs", needed, found)
     return CPU
+
+
+def _checked(device: torch.device) -> torch.device:
+    if device.type == "meta":
+        raise RecgradError("device: tensors of meta have no values to compute with; use cpu or cuda")
+    if device.type == "cuda":
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not found:
+            raise RecgradError(_missing(0, 1))
+        if device.index is not None and device.index >= found:
+            raise RecgradError(f"device: '{device}' is not there, torch finds {found} GPUs, from cuda:0 on")
+    return device
 
 
 def backend_of(device: torch.device) -> str:
