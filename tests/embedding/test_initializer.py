@@ -32,6 +32,7 @@ def values(init_fn: str) -> np.ndarray:
         "nn.init.xavier_normal_",
         "nn.init.kaiming_uniform_,a=1,mode='fan_out'",
         "nn.init.kaiming_normal_,nonlinearity='relu'",
+        "nn.init.kaiming_uniform_,nonlinearity='sigmoid'",
     ],
 )
 def test_moments_are_torchs(text: str) -> None:
@@ -57,6 +58,8 @@ def test_moments_are_torchs(text: str) -> None:
         ("nn.init.uniform_,a=2,b=1", "a must not exceed b"),
         ("nn.init.normal_,std=-1", "std must not be negative"),
         ("nn.init.normal_,std=__import__('os')", "cannot read"),
+        ("nn.init.normal_,std=1e999", "must be finite"),
+        ("nn.init.kaiming_uniform_,nonlinearity='rleu'", "Unsupported nonlinearity rleu"),
     ],
 )
 def test_unreadable_text_is_a_config_error(text: str, message: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+from torch.nn.init import calculate_gain
 
 from recgrad.errors import ConfigError, Problem, nearest
 
@@ -34,23 +35,17 @@ class Initializer:
     parameters: tuple[float, ...]
 
 
-def _gain(nonlinearity: str, a: float) -> float:
-    """torch.nn.init.calculate_gain."""
-    gains = {"relu": math.sqrt(2), "tanh": 5 / 3, "selu": 0.75, "leaky_relu": math.sqrt(2 / (1 + a * a))}
-    return gains.get(nonlinearity, 1.0)
-
-
 def _xavier(normal: bool, rows: int, dim: int, gain: float = 1.0) -> Initializer:
     std = gain * math.sqrt(2 / (rows + dim))
     return _centred(normal, std)
 
 
 def _kaiming(
-    normal: bool, rows: int, dim: int, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
+    normal: bool, rows: int, dim: int, a: float = 0.0, mode: str = "fan_in", nonlinearity: Any = "leaky_relu"
 ) -> Initializer:
     if mode not in ("fan_in", "fan_out"):
         raise ValueError(f"mode must be 'fan_in' or 'fan_out', got '{mode}'")
-    return _centred(normal, _gain(nonlinearity, a) / math.sqrt(dim if mode == "fan_in" else rows))
+    return _centred(normal, calculate_gain(nonlinearity, a) / math.sqrt(dim if mode == "fan_in" else rows))
 
 
 def _centred(normal: bool, std: float) -> Initializer:
@@ -115,6 +110,8 @@ def parse_init_fn(text: str | None, rows: int, dim: int, table: str) -> Initiali
         kwargs = {key.strip(): ast.literal_eval(value.strip()) for key, _, value in pairs}
         initializer: Initializer = _KINDS[short](rows, dim, **kwargs)
         values = tuple(float(value) for value in initializer.parameters)
+        if not all(map(math.isfinite, values)):
+            raise ValueError("all numbers must be finite")
     except (TypeError, ValueError, SyntaxError) as error:
         raise ConfigError([Problem(where, f"cannot read '{text}': {error}")]) from error
     return Initializer(initializer.kind, values)
