@@ -30,7 +30,15 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "sequence_encoder": ENCODERS,
 }
 
+CUSTOM = {
+    "sparse_optimizer": ("custom_optimizer",),
+    "loss": ("custom_loss",),
+    "metric": ("custom_metric",),
+    "model": ("custom_model",),
+}
+"""Config names of the user's own classes that no registry holds: what builds the kind imports them."""
+
 
 def available() -> dict[str, list[str]]:
     """The config names that exist, by kind."""
-    return {kind: list(registry) for kind, registry in REGISTRIES.items()}
+    return {kind: [*registry, *CUSTOM.get(kind, ())] for kind, registry in REGISTRIES.items()}
