@@ -65,6 +65,11 @@ class Loader:
         """All columns of the dataset."""
         return tuple(self._reader.schema.names)
 
+    @property
+    def local_paths(self) -> tuple[str, ...]:
+        """Those files of the dataset that lie on this machine's disks."""
+        return self._reader.local_paths
+
     def epoch(self, epoch: int = 0, position: Position | None = None) -> Iterator[Batch]:
         """The batches of an epoch, from its start or from a position in it.
 

@@ -38,6 +38,8 @@ def predict(
     target = Path(output_path)
     if target.suffix not in SUFFIXES:
         raise RecgradError(f"predict: output '{target}' must end with one of {', '.join(SUFFIXES)}")
+    if target.is_dir():
+        raise RecgradError(f"predict: output '{target}' is a folder; name a file")
     effective, task, features = load_trained(
         config, checkpoint_path, edit_config_json=edit_config_json, exporting=True, device=chosen
     )
@@ -50,6 +52,8 @@ def predict(
         need_labels=False,
         pin=chosen.type == "cuda",
     )
+    if target.exists() and any(target.samefile(path) for path in loader.local_paths):
+        raise RecgradError(f"predict: output '{target}' is one of the files to predict for; choose another")
 
     def tables() -> Iterator[pa.Table]:
         with torch.inference_mode():
@@ -61,6 +65,7 @@ def predict(
 
 def _with_predictions(table: pa.Table, predictions: Mapping[str, torch.Tensor], *, flat: bool) -> pa.Table:
     """The table with a column for each prediction; `flat` gives each class its own, for CSV has no lists."""
+    carried = set(table.column_names)
     for name, values in predictions.items():
         array = values.float().cpu().numpy()
         if flat and array.ndim == 2:
@@ -73,6 +78,12 @@ def _with_predictions(table: pa.Table, predictions: Mapping[str, torch.Tensor], 
             else pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])
         )
         table = table.append_column(name, column)
+    twice = carried.intersection(table.column_names[len(carried) :])
+    if twice:
+        raise RecgradError(
+            f"predict: column '{min(twice)}' of the input has the name of a prediction; "
+            "do not carry it along, or rename it"
+        )
     return table
 
 

@@ -78,14 +78,44 @@ def test_prediction_needs_no_labels(
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("out.json", "must end with one of .parquet, .csv")], ids=["suffix"]
+    ("name", "message"),
+    [("out.json", "must end with one of .parquet, .csv"), ("folder.parquet", "is a folder")],
+    ids=["suffix", "folder"],
 )
 def test_what_cannot_be_written_is_refused(
     trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path, name: str, message: str
 ) -> None:
     config, _, folder = trained
+    (tmp_path / "folder.parquet").mkdir()
     with pytest.raises(RecgradError, match=message):
         predict(config, input_path=str(folder / "eval.parquet"), output_path=tmp_path / name)
+
+
+def test_predictions_do_not_replace_their_input(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
+) -> None:
+    config, _, folder = trained
+    shutil.copy(folder / "eval.parquet", tmp_path / "a.parquet")
+    shutil.copy(folder / "eval.parquet", tmp_path / "b.parquet")
+    (tmp_path / "link.parquet").symlink_to(tmp_path / "b.parquet")
+    before = (tmp_path / "b.parquet").read_bytes()
+    for name in ("b.parquet", "link.parquet"):
+        with pytest.raises(RecgradError, match="one of the files to predict for"):
+            predict(config, input_path=f"{tmp_path}/[ab].parquet", output_path=tmp_path / name)
+    assert (tmp_path / "b.parquet").read_bytes() == before
+
+
+def test_a_carried_column_with_the_name_of_a_prediction_is_refused(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
+) -> None:
+    config, _, folder = trained
+    table = pq.read_table(folder / "eval.parquet")
+    pq.write_table(table.append_column("probs", table["label"]), tmp_path / "in.parquet")
+    source, target = str(tmp_path / "in.parquet"), tmp_path / "out.parquet"
+    with pytest.raises(RecgradError, match="column 'probs' of the input has the name of a prediction"):
+        predict(config, input_path=source, output_path=target, carry_columns=["user_id", "probs"])
+    assert not target.exists()
+    assert predict(config, input_path=source, output_path=target, carry_columns=["user_id"]) == 1_500
 
 
 def test_the_report_is_one_file_without_links_outside(

@@ -43,6 +43,7 @@ class CsvReader(Reader):
         with ThreadPoolExecutor(max_workers=8) as pool:
             self._indexes = list(pool.map(build, self._sources))
         self.files = tuple(source.name for source in self._sources)
+        self.local_paths = tuple(source.path for source in self._sources if source.local)
         self.identities = tuple(
             FileIdentity(source.name, source.size, index.digest)
             for source, index in zip(self._sources, self._indexes, strict=True)

@@ -29,6 +29,7 @@ class ParquetReader(Reader):
         with ThreadPoolExecutor(max_workers=8) as pool:
             footers = list(pool.map(_read_footer, self._sources))
         self.files = tuple(source.name for source in self._sources)
+        self.local_paths = tuple(source.path for source in self._sources if source.local)
         self.schemas = tuple(schema for _, schema, _ in footers)
         self.identities = tuple(
             FileIdentity(source.name, source.size, digest)

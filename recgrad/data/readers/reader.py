@@ -92,9 +92,11 @@ class Reader(ABC):
         schemas: the columns of each file.
         fragments: all fragments in the order of files and rows.
         coded_columns: text columns that `read` gives as dictionary arrays.
+        local_paths: where those of the files lie that are on this machine's disks.
     """
 
     coded_columns: frozenset[str] = frozenset()
+    local_paths: tuple[str, ...] = ()
     files: tuple[str, ...]
     identities: tuple[FileIdentity, ...]
     schemas: tuple[pa.Schema, ...]
