@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ def share_losses(
 
     This is the one collective of a micro-batch beside the tables'.
     """
-    finite = {name: value for name, value in losses.items() if value - value == 0.0}
+    finite = {name: value for name, value in losses.items() if math.isfinite(value)}
     broken = float(len(finite) < len(losses))
     if not processes.distributed:
         return Shared(rows, 1.0, losses, int(broken))
@@ -91,13 +92,15 @@ def even_batches(
 @contextmanager
 def rested_norms(processes: Processes, task: nn.Module, rows: int) -> Iterator[None]:
     """Let BatchNorm go by its running statistics where a rank's batch has no variance; it would refuse."""
-    alike = processes.world_size == 1 or rows > 1
-    norms = [] if alike else [norm for norm in batch_norms(task) if norm.training]
+    varies = processes.world_size == 1 or rows > 1  # one process is given no batch of one row
+    norms = [] if varies else [norm for norm in batch_norms(task) if norm.training]
     for norm in norms:
         norm.eval()
-    yield
-    for norm in norms:
-        norm.train()
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.train()
 
 
 class Averager:

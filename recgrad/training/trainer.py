@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from recgrad.data.batch import Batch
 from recgrad.data.loader import Loader, Position
-from recgrad.errors import RecgradError
+from recgrad.errors import DataError, RecgradError
 from recgrad.optim.updater import StepResult, Updater
 from recgrad.training.feed import Feed
 from recgrad.training.hooks.base import Hook, StepReport
@@ -26,10 +27,8 @@ from recgrad.training.task import Task
 
 REMEMBERED_NORMS = 5
 MOST_SKIPPED = 100
-REMEDY = (
-    "lower the learning rate, clip gradients (train_config.grad_clipping), or skip such batches "
-    "(train_config.on_nan: SKIP)"
-)
+REMEDY = "lower the learning rate, or clip gradients (train_config.grad_clipping)"
+SKIP_REMEDY = f"{REMEDY}, or skip such batches (train_config.on_nan: SKIP)"
 
 
 class NumericalError(RecgradError):
@@ -159,7 +158,8 @@ class Trainer:
         self.state.stopped = self.state.stopped or reason
 
     def _run_epoch(self) -> None:
-        position = None if self.state.position is None else Position.from_json(self.state.position)
+        consumed = self.state.position
+        position = None if consumed is None else Position.from_json(consumed)
         self.updater.start_epoch(self.state.epoch)
         self.task.train()
         feed = Feed(
@@ -182,6 +182,12 @@ class Trainer:
                 if self.finished and not self.updater.accumulating:
                     self.task.model.drop_sent()
                     return
+        if consumed is None:
+            # The next epoch would be the same: a run of so many steps would never end.
+            raise DataError(
+                f"data: an epoch has no batch of {self.loader.settings.batch_size:,} rows; lower "
+                "data_config.batch_size, or leave data_config.drop_remainder out"
+            )
         if self.updater.accumulating:
             self.state.position = consumed
             if self._note(self.updater.flush()):
@@ -226,7 +232,7 @@ class Trainer:
                 where = "" if batch is None else f"; rows {_describe_origin(batch)}"
                 raise NumericalError(
                     f"step {self.state.step + 1}: a gradient is not finite while the loss is{where}. "
-                    f"What was saved before is intact; {REMEDY}"
+                    f"What was saved before is intact; {SKIP_REMEDY}"
                 )
             self._skip()
             self._pending = _Pending()  # its rows were not learned
@@ -254,13 +260,13 @@ class Trainer:
         if self.skip_non_finite:
             self._skip()
             return
-        if all(map(_is_finite, values.values())):
+        if all(map(math.isfinite, values.values())):
             self.processes.barrier()  # another rank has the batch, and says so before it ends
         terms = ", ".join(f"{name} {value:g}" for name, value in values.items())
         norms = ", ".join(f"{norm:.4g} at step {step}" for step, norm in self._recent_norms) or "none yet"
         raise NumericalError(
             f"step {self.state.step + 1}: the loss is not finite ({terms}); rows {_describe_origin(batch)}; "
-            f"gradient norms before: {norms}. What was saved before is intact; {REMEDY}"
+            f"gradient norms before: {norms}. What was saved before is intact; {SKIP_REMEDY}"
         )
 
     def _report(self) -> StepReport:
@@ -331,10 +337,6 @@ class _Pending:
         before = time.perf_counter()
         yield
         self.excluded_secs += time.perf_counter() - before
-
-
-def _is_finite(value: float) -> bool:
-    return value - value == 0.0
 
 
 def _describe_origin(batch: Batch) -> str:

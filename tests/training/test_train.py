@@ -10,7 +10,7 @@ import pytest
 
 import recgrad
 from recgrad.config import PipelineConfig, load_config
-from recgrad.errors import ConfigError, RecgradError
+from recgrad.errors import ConfigError, DataError, RecgradError
 from recgrad.training.checkpoint import read_checkpoint
 from recgrad.training.task import Task
 
@@ -55,6 +55,19 @@ def test_a_used_model_dir_is_refused_without_continue_train(config: PipelineConf
     with pytest.raises(RecgradError, match=r"is not empty; go on .* \(--continue_train\)"):
         recgrad.train(config)
     assert [p.name for p in Path(config.model_dir).iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("num_steps", [0, 10])
+def test_an_epoch_without_a_batch_is_an_error_and_not_an_endless_run(
+    config: PipelineConfig, num_steps: int
+) -> None:
+    config.data_config.batch_size = 100_000
+    config.data_config.drop_remainder = True
+    if num_steps:
+        config.train_config.ClearField("num_epochs")
+        config.train_config.num_steps = num_steps
+    with pytest.raises(DataError, match=r"^data: an epoch has no batch of 100,000 rows; .*drop_remainder"):
+        recgrad.train(config)
 
 
 def test_all_problems_come_at_once_before_data_is_read(config: PipelineConfig) -> None:
@@ -201,8 +214,9 @@ def test_skipping_everything_ends_after_a_while(
     config.train_config.on_nan = config.train_config.SKIP
     config.train_config.ClearField("num_epochs")
     config.train_config.num_steps = 5
-    with pytest.raises(RecgradError, match="100 updates in a row were not finite"):
+    with pytest.raises(RecgradError, match="100 updates in a row were not finite") as caught:
         recgrad.train(config)
+    assert "on_nan" not in str(caught.value)  # it is set already
 
 
 def test_the_best_checkpoint_is_the_one_that_is_evaluated(config: PipelineConfig) -> None:

@@ -53,7 +53,8 @@ def _checked(device: torch.device) -> torch.device:
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not found:
             raise RecgradError(_missing(0, 1))
-        if device.index is not None and device.index >= found:
+        index: int | None = device.index  # torch declares it an int; "cuda" has none
+        if index is not None and index >= found:
             raise RecgradError(f"device: '{device}' is not there, torch finds {found} GPUs, from cuda:0 on")
     return device
 
