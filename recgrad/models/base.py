@@ -88,8 +88,8 @@ class Model(nn.Module):
             self.engine = (engine or _local_engine)(
                 plan.tables,
                 plan.lookups,
-                keys=self.groups.keys,
-                sequence_keys=self.groups.sequence_keys,
+                keys=self.groups.ids.keys,
+                sequence_keys=self.groups.ids.sequence_keys,
                 seed=seed,
             )
         self._dense_half = _compiled(self.dense_half) if compile else self.dense_half
@@ -113,15 +113,15 @@ class Model(nn.Module):
 
     def prepare(self, batch: Batch) -> list[tuple[Batch, Any]]:
         """The ids of a batch, checked, for `send`. Other ranks are not asked."""
-        return self.groups.prepare(batch, self.engine)
+        return self.groups.ids.prepare(batch, self.engine)
 
     def send(self, prepared: Sequence[tuple[Batch, Any]]) -> None:
         """Begin to send ids, on all ranks; the next forward pass of this very batch takes them from there."""
-        self.groups.send(prepared, self.engine)
+        self.groups.ids.send(prepared, self.engine)
 
     def drop_sent(self) -> None:
         """Let go of ids that were sent ahead and that no forward pass will take, on all ranks."""
-        self.groups.drop_sent()
+        self.groups.ids.drop_sent()
 
     def dense_half(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All that follows the embedding lookup: a function of tensors alone."""
@@ -201,7 +201,7 @@ def _local_engine(*args: Any, **kwargs: Any) -> nn.Module:
 def _variational(groups: FeatureGroups, settings: Mapping[str, Any] | None) -> dict[str, nn.Module]:
     if settings is None:
         return {}
-    fields = {group: list(groups.widths(group).values()) for group in groups.plan.rows}
+    fields = {group: list(groups.field_widths(group).values()) for group in groups.plan.rows}
     return {g: VariationalDropout(widths, **settings) for g, widths in fields.items() if len(widths) > 1}
 
 

@@ -235,6 +235,7 @@ def test_a_model_of_ones_own(build, batch, monkeypatch):
 MORE = "feature_groups { group_name: 'more' feature_names: 'a' group_type: DEEP }"
 REFUSED = """
 deepfm          | MORE | does not use more
+deepfm          | MORE variational_dropout {} | does not use more
 dcn_v1          | MORE | takes one DEEP group
 deepfm          | num_class: 3 | binary_cross_entropy needs 1, got 3
 deepfm          | losses { softmax_cross_entropy {} } | needs at least 2, got 1

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from recgrad.config.proto.feature_pb2 import AutoDisEmbedding, MLPEmbedding
+from recgrad.data.batch import KeyedDense
+
 # --- the formulas of blocks, one vector at a time ---
 
 
@@ -366,3 +369,29 @@ def test_towers_run_alone(build, batch, batch_of, features):
     torch.testing.assert_close(user.norm(dim=1), torch.ones(5, dtype=torch.float64))
     own = (model.user_embedding(batch) * model.item_embedding(batch)).sum(1) / 0.5
     torch.testing.assert_close(model(batch)["logits"][:, 0], own)
+
+
+@pytest.mark.parametrize("embedding", [AutoDisEmbedding(num_channels=3), MLPEmbedding()])
+def test_towers_whose_numbers_share_a_module_run_alone(embedding, build, batch_of, specs, config_of):
+    """Dense embeddings of equal settings are one module, also where a batch has one tower's numbers alone."""
+    config = config_of("dssm")
+    config.dssm.in_batch_negative = False
+    config.variational_dropout.SetInParent()
+    features = [
+        specs.sparse("a"),
+        specs.dense("x", embedding_dim=3, dense_embedding=embedding),
+        specs.sparse("b"),
+        specs.dense("c", embedding_dim=3, dense_embedding=embedding),
+    ]
+    model = build(config, features).eval()
+    assert len(model.groups.dense_embeddings) == 1
+    batch = batch_of(features, 6, seed=1, double=True)
+    users, items = (
+        replace(batch, sparse=batch.sparse[ids], dense=KeyedDense((number,), (1,), batch.dense[number]))
+        for ids, number in ("ax", "bc")
+    )
+    user, item = model.user_embedding(users), model.item_embedding(items)
+    torch.testing.assert_close(user, model.user_embedding(batch))
+    torch.testing.assert_close(item, model.item_embedding(batch))
+    logits = model(replace(batch, negatives=items))["logits"]
+    torch.testing.assert_close(logits[:, 1:], user @ item.t() / 0.5)

@@ -8,7 +8,8 @@ import torch
 from recgrad.config.proto.feature_pb2 import AutoDisEmbedding, MLPEmbedding, ParameterConstraints
 from recgrad.data.batch import KeyedJagged
 from recgrad.errors import ConfigError, DataError
-from recgrad.models.feature_groups import FeatureGroups, align
+from recgrad.models.batch_ids import align
+from recgrad.models.feature_groups import FeatureGroups
 from recgrad.models.group_plan import EncoderSpec, FeatureGroup, SequenceGroup, plan_groups
 
 
@@ -165,8 +166,8 @@ def run(plain_engine, batch_of):
         plan = made.plan
         engine = None
         if plan.tables:
-            engine = plain_engine(plan.tables, plan.lookups, keys=made.keys, sequence_keys=made.sequence_keys)
-            engine = engine.double()
+            keys = {"keys": made.ids.keys, "sequence_keys": made.ids.sequence_keys}
+            engine = plain_engine(plan.tables, plan.lookups, **keys).double()
         batch = alter(batch_of(features, rows, seed, double=True))
         parts = made.gather(batch, engine)
         return made, engine, batch, made(parts)
