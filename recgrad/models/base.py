@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,9 @@ class Model(nn.Module):
         engine: makes the embedding engine; the local one if None.
         params: go to `build`.
     """
+
+    retrieval: ClassVar[bool] = False
+    """Whether it compares an item with others, see `TaskSpec.retrieval`."""
 
     groups: FeatureGroups
     engine: nn.Module | None

@@ -143,9 +143,7 @@ def build_tasks(
 
 
 def _single_task(config: model_pb2.ModelConfig, label_fields: Sequence[str], cls: type[Model]) -> TaskSpec:
-    where = "model_config"
-    retrieval = bool(getattr(cls, "retrieval", False))
-    width = 1 if retrieval else _num_logits(where, config.losses, config.num_class)
+    width = 1 if cls.retrieval else _num_logits("model_config", config.losses, config.num_class)
     return TaskSpec(
         label_name=label_fields[0] if label_fields else "",
         losses=tuple(config.losses),
@@ -153,7 +151,7 @@ def _single_task(config: model_pb2.ModelConfig, label_fields: Sequence[str], cls
         train_metrics=tuple(config.train_metrics),
         num_class=config.num_class,
         num_logits=width,
-        retrieval=retrieval,
+        retrieval=cls.retrieval,
     )
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, only_group
-from recgrad.models.multi_task import MultiTask, check_task_names
+from recgrad.models.multi_task import MultiTask
 from recgrad.nn.mask import MaskNet
 from recgrad.nn.mlp import MLP
 from recgrad.nn.moe import MMoE
@@ -41,8 +41,8 @@ class RelationTower(nn.Module):
         relation_mlp: Mapping[str, Any] | None,
     ) -> None:
         super().__init__()
-        self.mlp = MLP(in_features, **(mlp or {"hidden_units": ()}))
-        self.relation = MLP(self.mlp.out_features + related, **(relation_mlp or {"hidden_units": ()}))
+        self.mlp = MLP(in_features, **(mlp or {}))
+        self.relation = MLP(self.mlp.out_features + related, **(relation_mlp or {}))
         self.out_features = self.relation.out_features
         self.output = nn.Linear(self.out_features, num_logits)
 
@@ -78,14 +78,12 @@ class DBMTL(MultiTask):
         """
         if gate_mlp is not None and expert_mlp is None:
             raise ValueError("gate_mlp needs an expert_mlp, got none")
-        if len(towers) != len(self.tasks):
-            raise ValueError(f"there must be a tower for each of {len(self.tasks)} tasks, got {len(towers)}")
-        check_task_names(self.tasks)
+        towers = self.given_towers(towers)
         self.group = only_group(self)
         width = self.groups.dim(self.group)
         self.mask_net = None if mask_net is None else MaskNet(width, **mask_net)
         width = width if self.mask_net is None else self.mask_net.out_features
-        self.bottom = MLP(width, **(bottom_mlp or {"hidden_units": ()}))
+        self.bottom = MLP(width, **(bottom_mlp or {}))
         width = self.bottom.out_features
         self.mixture = None
         if expert_mlp is not None:

@@ -46,7 +46,7 @@ class DCNV2(Model):
         """
         self.group = only_group(self)
         width = self.groups.dim(self.group)
-        self.backbone = MLP(width, **(backbone or {"hidden_units": ()}))
+        self.backbone = MLP(width, **(backbone or {}))
         self.cross = CrossV2(self.backbone.out_features, **cross)
         self.deep = None if deep is None else MLP(width, **deep)
         beside = 0 if self.deep is None else self.deep.out_features

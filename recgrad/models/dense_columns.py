@@ -12,7 +12,7 @@ from recgrad.errors import DataError
 
 
 class DenseColumns:
-    """Takes dense features out of batches; remembers where they lie, as batches of a run are laid out alike."""
+    """Takes dense features out of batches; remembers where they lie, since batches of a run lie alike."""
 
     def __init__(self) -> None:
         self._columns: dict[tuple[object, ...], slice | Tensor] = {}

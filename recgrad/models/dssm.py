@@ -28,15 +28,17 @@ from recgrad.models.base import MODELS, Model
 from recgrad.nn.mlp import MLP
 
 SIMILARITIES = ("COSINE", "INNER_PRODUCT", "EUCLID")
+_SAMPLED = "negatives:"
+"""Before the names of the parts of sampled items, which go through `dense_half` beside the rows'."""
 
 
 class Tower(nn.Sequential):
     """An MLP and a linear layer to the shared space (none when output_dim is 0)."""
 
     def __init__(self, in_features: int, output_dim: int, mlp: Mapping[str, Any] | None = None) -> None:
-        hidden = MLP(in_features, **(mlp or {"hidden_units": ()}))
-        self_output = [nn.Linear(hidden.out_features, output_dim)] if output_dim > 0 else []
-        super().__init__(hidden, *self_output)
+        hidden = MLP(in_features, **(mlp or {}))
+        output = [nn.Linear(hidden.out_features, output_dim)] if output_dim > 0 else []
+        super().__init__(hidden, *output)
         self.out_features = output_dim if output_dim > 0 else hidden.out_features
 
 
@@ -102,7 +104,7 @@ class DSSM(Model):
         parts = self.groups.gather(batch, self.engine, [self.user_group, self.item_group])
         if batch.negatives is not None and not self.in_batch_negative:
             negatives = self.groups.gather(batch.negatives, self.engine, [self.item_group])
-            parts.update({f"negatives:{key}": value for key, value in negatives.items()})
+            parts.update({f"{_SAMPLED}{key}": value for key, value in negatives.items()})
         elif batch.negatives is not None:
             raise DataError(
                 "dssm: the batch has sampled negatives but in_batch_negative is true; remove one of the two"
@@ -111,8 +113,8 @@ class DSSM(Model):
 
     def dense_half(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Both towers and the similarities."""
-        own = {key: value for key, value in parts.items() if not key.startswith("negatives:")}
-        sampled = {key[10:]: value for key, value in parts.items() if key.startswith("negatives:")}
+        own = {key: part for key, part in parts.items() if not key.startswith(_SAMPLED)}
+        sampled = {key.removeprefix(_SAMPLED): parts[key] for key in parts if key.startswith(_SAMPLED)}
         inputs, penalty = self.dropped(self.groups(own))
         items = inputs[self.item_group]
         rows = items.shape[0]

@@ -11,8 +11,9 @@ group is thus a few slices of what a batch and the engine already hold side by s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from recgrad.data.features.spec import FeatureSpec, Kind
@@ -184,7 +185,7 @@ class _Planner:
         self.problems.append(Problem(f"model_config.feature_groups[{group}]", what))
 
     def _check_names(self, names: Sequence[str], where: str) -> None:
-        for name in sorted({name for name in names if names.count(name) > 1}):
+        for name in _twice(names):
             self.problems.append(Problem(f"model_config.{where}", f"two groups are called '{name}'"))
 
     def _check_no_encoders(self, group: FeatureGroup) -> None:
@@ -195,7 +196,7 @@ class _Planner:
         names = list(names)
         if needed and not names:
             self._problem(group, "feature_names is empty")
-        for name in sorted({name for name in names if names.count(name) > 1}):
+        for name in _twice(names):
             self._problem(group, f"feature '{name}' is listed twice")
         for name in names:
             if name not in self.features:
@@ -320,14 +321,17 @@ class _Planner:
         for unused in sorted(set(known) - {encoder.input for encoder in done}):
             self._problem(group.name, f"sequence group '{unused}' has no sequence_encoder")
         names = [encoder.name for encoder in done]
-        for name in sorted({name for name in names if names.count(name) > 1 or name in group.features}):
+        for name in _twice([*names, *(name for name in names if name in group.features)]):
             self._problem(group.name, f"two fields are called '{name}'; name the sequence_encoder otherwise")
         return tuple(done)
 
 
+def _twice(names: Iterable[str]) -> list[str]:
+    """Names that occur more than once, sorted."""
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
 def _difference(a: TableSpec, b: TableSpec) -> str:
-    names = ["num_rows", "dim", "init_fn", "data_type", "trainable", "storage"]
-    names += ["sharding_types", "compute_kernels"]
-    return ", ".join(
-        f"{n} {getattr(a, n)} and {getattr(b, n)}" for n in names if getattr(a, n) != getattr(b, n)
-    )
+    """What two tables of one name differ in."""
+    pairs = [(field.name, getattr(a, field.name), getattr(b, field.name)) for field in fields(TableSpec)]
+    return ", ".join(f"{name} {one} and {other}" for name, one, other in pairs if one != other)

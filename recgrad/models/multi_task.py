@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from recgrad.models.base import Model
-from recgrad.models.tasks import TaskSpec
 from recgrad.nn.mlp import MLP
 
 
@@ -22,7 +21,7 @@ class TaskTower(nn.Sequential):
     """
 
     def __init__(self, in_features: int, num_logits: int, mlp: Mapping[str, Any] | None = None) -> None:
-        hidden = MLP(in_features, **(mlp or {"hidden_units": ()}))
+        hidden = MLP(in_features, **(mlp or {}))
         super().__init__(hidden, nn.Linear(hidden.out_features, num_logits))
 
 
@@ -36,14 +35,22 @@ class MultiTask(Model):
             towers: `mlp` of each tower; none gives each task a linear layer.
             widths: of each task's input.
         """
-        check_task_names(self.tasks)
-        towers = [{} for _ in self.tasks] if towers is None else towers
-        if len(towers) != len(self.tasks):
-            raise ValueError(f"there must be a tower for each of {len(self.tasks)} tasks, got {len(towers)}")
+        given = self.given_towers(towers)
         self.towers = nn.ModuleList(
             TaskTower(width, task.num_logits, tower.get("mlp"))
-            for tower, task, width in zip(towers, self.tasks, widths, strict=True)
+            for tower, task, width in zip(given, self.tasks, widths, strict=True)
         )
+
+    def given_towers(self, towers: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]]:
+        """The settings of each task's tower, none for None; refuses tasks that they do not fit."""
+        names = [task.name for task in self.tasks]
+        if len(set(names)) != len(names):
+            # Their outputs would overwrite each other.
+            raise ValueError(f"tasks must have names of their own, got {names}")
+        given: Sequence[Mapping[str, Any]] = [{} for _ in names] if towers is None else towers
+        if len(given) != len(names):
+            raise ValueError(f"there must be a tower for each of {len(names)} tasks, got {len(given)}")
+        return given
 
     def outputs(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
         """The logits of all tasks from the input of each tower."""
@@ -51,10 +58,3 @@ class MultiTask(Model):
         for task, tower, x in zip(self.tasks, self.towers, inputs, strict=True):
             logits.update(self.head(tower(x), task))
         return logits
-
-
-def check_task_names(tasks: Sequence[TaskSpec]) -> None:
-    """Refuse several tasks without names of their own: their outputs would overwrite each other."""
-    names = [task.name for task in tasks]
-    if len(set(names)) != len(names):
-        raise ValueError(f"tasks must have names of their own, got {names}")

@@ -42,10 +42,11 @@ class MultiTower(Model):
     ) -> None:
         """Towers, the MLP over them and `more` further columns, and the output layer."""
         self.inputs = [tower["input"] for tower in towers]
-        for name in sorted({name for name in self.inputs if self.inputs.count(name) > 1}):
-            raise ValueError(f"towers must have inputs of their own, got '{name}' twice")
+        twice = [name for name in self.inputs if self.inputs.count(name) > 1]
+        if twice:
+            raise ValueError(f"towers must have inputs of their own, got '{twice[0]}' twice")
         self.tower_mlps = nn.ModuleList(
-            MLP(self.groups.dim(tower["input"]), **tower.get("mlp", {"hidden_units": ()})) for tower in towers
+            MLP(self.groups.dim(tower["input"]), **tower.get("mlp", {})) for tower in towers
         )
         width = more + sum(mlp.out_features for mlp in self.tower_mlps if isinstance(mlp, MLP))
         self.final = MLP(width, **final)

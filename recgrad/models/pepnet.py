@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from recgrad.data.batch import Batch
 from recgrad.errors import ConfigError, DataError
 from recgrad.models.base import MODELS
-from recgrad.models.multi_task import MultiTask, TaskTower, check_task_names
+from recgrad.models.multi_task import MultiTask, TaskTower
 from recgrad.nn.gate import EmbeddingGate, GatedMLP
 
 
@@ -62,7 +62,7 @@ class PEPNet(MultiTask):
             domain_input_name: the label field with the row's domain, 0 … task_domain_num − 1.
             task_domain_num: number of domains.
         """
-        check_task_names(self.tasks)
+        given = self.given_towers(towers)
         self._check(epnet_hidden_unit, ppnet_hidden_units, domain_input_name, task_domain_num)
         width = self.groups.dim("all")
         self.epnet = None
@@ -79,9 +79,8 @@ class PEPNet(MultiTask):
             width = ppnet_hidden_units[-1]
         self.domain_input_name, self.domains = domain_input_name, task_domain_num
         if domain_input_name is None:
-            self.build_towers(towers, [width] * len(self.tasks))
+            self.build_towers(given, [width] * len(self.tasks))
             return
-        given = [{} for _ in self.tasks] if towers is None else towers
         self.towers = nn.ModuleList(
             nn.ModuleList(TaskTower(width, task.num_logits, tower.get("mlp")) for _ in range(task_domain_num))
             for task, tower in zip(self.tasks, given, strict=True)

@@ -44,7 +44,7 @@ class WideAndDeep(Model):
         classes = self.tasks[0].num_logits
         self.adds_up = final is None and classes == 1
         width = self.deep.out_features + (0 if self.adds_up else 1)
-        self.final = MLP(width, **(final or {"hidden_units": ()}))
+        self.final = MLP(width, **(final or {}))
         self.output = nn.Linear(self.final.out_features, classes)
 
     def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -83,7 +83,7 @@ class MaskNet(nn.Module):
         widths = [width] + [width if use_parallel else hidden] * (n_mask_blocks - 1)
         self.blocks = nn.ModuleList(MaskBlock(own, width, **mask_block) for own in widths)
         after = hidden * n_mask_blocks if use_parallel else hidden
-        self.top = MLP(after, **(top_mlp or {"hidden_units": ()}))
+        self.top = MLP(after, **(top_mlp or {}))
         self.out_features = self.top.out_features
 
     def forward(self, features: Tensor) -> Tensor:

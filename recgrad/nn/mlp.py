@@ -30,7 +30,7 @@ class MLP(nn.Sequential):
     def __init__(
         self,
         in_features: int,
-        hidden_units: Sequence[int],
+        hidden_units: Sequence[int] = (),
         *,
         activation: str = "nn.ReLU",
         dropout_ratio: Sequence[float] | float = (),
