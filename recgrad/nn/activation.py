@@ -49,9 +49,11 @@ def build_activation(text: str, width: int) -> nn.Module | None:
         return None
     name, _, arguments = text.partition("(")
     name = name.strip()
-    if name.lower() == "dice":
-        return Dice(width)
     kwargs = _arguments(text) if arguments else {}
+    if name.lower() == "dice":
+        if kwargs:
+            raise ValueError(f"Dice takes no arguments, got '{text}'")
+        return Dice(width)
     if name in ("nn.ReLU", "torch.nn.ReLU", "ReLU"):
         # What a linear or norm layer returns is not needed for its gradient, so ReLU may reuse the memory.
         kwargs.setdefault("inplace", True)

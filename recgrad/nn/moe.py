@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recgrad.nn.activation import build_activation
+from recgrad.nn.activation import Dice, build_activation
 from recgrad.nn.mlp import dropout_ratios
 
 
@@ -79,9 +79,10 @@ class _ExpertLayer(nn.Module):
         self.scale = nn.Parameter(torch.ones(count, units)) if norm == "layer" else None
         self.shift = nn.Parameter(torch.zeros(count, units)) if norm == "layer" else None
         self.activation = build_activation(activation, count * units)
-        if isinstance(self.activation, nn.PReLU) and self.activation.num_parameters == 1:
-            # One slope for each expert; PReLU takes dimension 1, the expert, as its channel.
-            self.activation = nn.PReLU(count, init=float(self.activation.weight.detach()))
+        if isinstance(self.activation, nn.PReLU):
+            # Slopes of its own for each expert.
+            slopes, start = self.activation.num_parameters, float(self.activation.weight.detach()[0])
+            self.activation = nn.PReLU(count * slopes, init=start)
         self.dropout = nn.Dropout(ratio) if ratio > 0 else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,9 +98,16 @@ class _ExpertLayer(nn.Module):
         if self.scale is not None and self.shift is not None:
             x = torch.addcmul(self.shift, F.layer_norm(x, (self.units,)), self.scale)
         if self.activation is not None:
-            flat = not isinstance(self.activation, nn.PReLU)
-            x = self.activation(x.flatten(1) if flat else x).view(-1, self.count, self.units)
+            x = self.activation(self._channels(x)).view(-1, self.count, self.units)
         return x if self.dropout is None else self.dropout(x)
+
+    def _channels(self, x: Tensor) -> Tensor:
+        """x [rows, count, units] with what the activation has a weight for, or works over, as dimension 1."""
+        if isinstance(self.activation, nn.PReLU) and self.activation.num_parameters == self.count:
+            return x
+        if isinstance(self.activation, (nn.PReLU, Dice)):
+            return x.flatten(1)
+        return x.reshape(-1, self.units)
 
 
 class MMoE(nn.Module):

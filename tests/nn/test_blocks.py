@@ -85,6 +85,7 @@ def test_mlp_starts_as_torchs_linear_layers_do():
         ({"activation": "nn.ReLUU"}, "did you mean 'ReLU"),
         ({"activation": "nn.ELU(alpha=open('x'))"}, "must read like"),
         ({"activation": "nn.ELU(1.0)"}, "must read like"),
+        ({"activation": "Dice(alpha=0.2)"}, "Dice takes no arguments, got 'Dice\\(alpha=0.2\\)'"),
     ],
 )
 def test_mlp_refuses(arguments, message):
@@ -198,6 +199,23 @@ def test_experts_are_as_many_mlps(norm, activation, bias):
     expected = torch.stack([copy_expert(experts, i)(x) for i in range(3)], dim=1)
     torch.testing.assert_close(experts(x), expected)
     assert count(experts) == sum(count(copy_expert(experts, i)) for i in range(3))
+
+
+@pytest.mark.parametrize("hidden", [[3], [5, 3]])
+@pytest.mark.parametrize("dim", [1, -1])
+def test_an_activation_over_channels_is_that_of_each_expert(hidden, dim):
+    experts = Experts(2, 4, hidden, activation=f"nn.Softmax(dim={dim})").double()
+    torch.testing.assert_close(experts(double(7, 4)).sum(2), torch.ones(7, 2, dtype=torch.float64))
+
+
+def test_slopes_for_each_channel_are_those_of_each_expert():
+    experts = Experts(2, 4, [3], activation="nn.PReLU(num_parameters=3, init=0.5)").double()
+    (layer,) = experts.layers
+    layer.activation.weight.data = torch.arange(6).double()
+    x = double(7, 4)
+    before = nn.functional.linear(x, layer.weight.view(6, 4), layer.bias.view(6)).view(7, 2, 3)
+    slopes = layer.activation.weight.view(2, 3)
+    torch.testing.assert_close(experts(x), torch.where(before > 0, before, slopes * before))
 
 
 def test_experts_drop_out_in_training_only():

@@ -38,7 +38,7 @@ class SelfAttentionEncoder(SequenceEncoder):
     ) -> None:
         super().__init__(query_dim, sequence_dim, max_seq_length)
         dim = multihead_attn_dim
-        if dim % num_heads:
+        if num_heads < 1 or dim < 1 or dim % num_heads:
             raise ValueError(f"multihead_attn_dim must be a multiple of num_heads, got {dim} and {num_heads}")
         self.out_features = dim
         self.query = nn.Linear(sequence_dim, dim)
