@@ -15,6 +15,11 @@ MODEL = "model_config"
 GROUPS = "model_config.feature_groups"
 TOWERS = "model_config.mmoe.task_towers"
 CLICKS = "feature_configs[13].sequence_feature"
+THREE = {
+    "model_config.num_class": 3,
+    "model_config.losses": [{"softmax_cross_entropy": {}}],
+    "model_config.train_metrics": [],
+}
 
 
 @pytest.mark.parametrize(
@@ -107,10 +112,23 @@ def test_models_of_sparse_and_dense_groups(problems: Problems) -> None:
         ({f"{MODEL}.losses": [{"jrc_loss": {"session_name": "user_id", "alpha": 2}}]}, [f"{MODEL}.losses[0].jrc_loss.alpha: must be in [0, 1], got 2"]),
         ({f"{MODEL}.losses": [{"jrc_loss": {"session_name": ""}}]}, [f"{MODEL}.losses[0].jrc_loss.session_name: is empty"]),
         ({f"{MODEL}.losses": [{"jrc_loss": {"session_name": "user_id"}}], f"{MODEL}.num_class": 2}, []),
-        ({f"{MODEL}.losses": [{"binary_cross_entropy": {"label_smoothing": -1}}]}, [f"{MODEL}.losses[0].binary_cross_entropy.label_smoothing: must be in [0, 1], got -1"]),
+        ({f"{MODEL}.losses": [{"binary_cross_entropy": {"label_smoothing": 1}}]}, [f"{MODEL}.losses[0].binary_cross_entropy.label_smoothing: must be in [0, 1), got 1"]),
+        ({f"{MODEL}.losses": [{"binary_focal_loss": {"alpha": 1}}]}, [f"{MODEL}.losses[0].binary_focal_loss.alpha: must be in (0, 1), got 1"]),
         ({f"{MODEL}.losses": [{"l2_loss": {}}], f"{MODEL}.metrics": [{"auc": {}}, {"xauc": {}}], f"{MODEL}.train_metrics": []}, [f"{MODEL}.metrics[0].auc: needs probabilities, but l2_loss predicts values; use mean_squared_error"]),
         ({f"{MODEL}.metrics": [{"multiclass_auc": {}}]}, [f"{MODEL}.metrics[0].multiclass_auc: needs num_class of at least 2, got 1; use auc"]),
-        ({f"{MODEL}.metrics": [{"accuracy": {"top_k": 5}}]}, [f"{MODEL}.metrics[0].accuracy.top_k: must be at most num_class 1, got 5"]),
+        ({f"{MODEL}.metrics": [{"accuracy": {"top_k": 5}}]}, [f"{MODEL}.metrics[0].accuracy.top_k: must be at most 1 with num_class 1, got 5"]),
+        ({**THREE, f"{MODEL}.metrics": [{"accuracy": {"top_k": 3}}]}, [f"{MODEL}.metrics[0].accuracy.top_k: must be at most 2 with num_class 3, got 3"]),
+        ({**THREE, f"{MODEL}.metrics": [{"accuracy": {"top_k": 2}}]}, []),
+        ({**THREE, f"{MODEL}.metrics": [{"accuracy": {"threshold": 0.2}}]}, [f"{MODEL}.metrics[0].accuracy.threshold: is for num_class 1 or 2, got 3; use top_k"]),
+        ({f"{MODEL}.metrics": [{"auc": {"exact": True, "thresholds": 300}}]}, [f"{MODEL}.metrics[0].auc.thresholds: has no effect with exact; keep one"]),
+        ({f"{MODEL}.metrics": [{"xauc": {"exact": True, "max_pairs": 3, "in_batch": True, "sample_ratio": 0.5}}]}, [f"{MODEL}.metrics[0].xauc.{field}: has no effect with exact; keep one" for field in ("sample_ratio", "max_pairs", "in_batch")]),
+        ({f"{MODEL}.metrics": [{"xauc": {"max_pairs": 3, "in_batch": True}}]}, [f"{MODEL}.metrics[0].xauc.max_pairs: has no effect with in_batch; keep one"]),
+        ({f"{MODEL}.metrics": [{"xauc": {"max_pairs": 0}}]}, [f"{MODEL}.metrics[0].xauc.max_pairs: must be at least 1, got 0"]),
+        ({f"{MODEL}.metrics": [{"grouped_xauc": {"grouping_key": "user_id", "max_pairs_per_group": 5, "exact": True}}]}, [f"{MODEL}.metrics[0].grouped_xauc.max_pairs_per_group: has no effect with exact; keep one"]),
+        ({f"{MODEL}.metrics": [{"grouped_xauc": {"grouping_key": "user_id", "max_pairs_per_group": 0}}]}, [f"{MODEL}.metrics[0].grouped_xauc.max_pairs_per_group: must be at least 1, got 0"]),
+        ({f"{MODEL}.metrics": [{"log_loss": {"eps": 0.5}}, {"normalized_entropy": {"eta": 0}}]}, [f"{MODEL}.metrics[0].log_loss.eps: must be in (0, 0.5), got 0.5", f"{MODEL}.metrics[1].normalized_entropy.eta: must be in (0, 0.5), got 0"]),
+        ({f"{MODEL}.metrics": [{"mrr": {"grouping_key": "user_id", "top_k": 0}}]}, [f"{MODEL}.metrics[0].mrr.top_k: must be at least 1, got 0"]),
+        ({f"{MODEL}.train_metrics": [{"auc": {"exact": True}}]}, [f"{MODEL}.train_metrics[0].auc.exact: is for evaluation, where all rows are kept; remove it here"]),
         ({f"{MODEL}.metrics": [{"recall_at_k": {}}]}, [f"{MODEL}.metrics[0].recall_at_k: needs a grouping_key, the field whose rows are ranked together"]),
         ({f"{MODEL}.metrics": [{"recall_at_k": {"grouping_key": "user_id"}}]}, []),
         ({f"{MODEL}.train_metrics": [{"recall_at_k": {"grouping_key": "user_id"}}]}, [f"{MODEL}.train_metrics[0].recall_at_k.grouping_key: is for evaluation, where all rows are kept; remove it here"]),

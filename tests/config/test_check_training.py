@@ -70,6 +70,8 @@ def test_one_checkpoint_interval(problems: Problems) -> None:
         ("data_config.batch_size", 0, ": must be at least 1, got 0"),
         ("data_config.eval_batch_size", 0, ": must be at least 1, got 0"),
         ("data_config.max_bad_row_ratio", 2, ": must be in [0, 1], got 2"),
+        ("data_config.batch_cost_size", 100, ": needs a sample_cost_field, the column of costs"),
+        ("data_config.sample_cost_field", "user_id", ": needs a batch_cost_size, the most that a batch may cost"),
         ("data_config.label_fields", [], None),
         ("data_config.label_fields", ["label", "label"], "[1]: 'label' is named twice; keep one"),
         ("data_config.input_fields", [{"input_name": "a"}, {"input_name": "a"}], "[1]: column 'a' is declared twice; keep one"),

@@ -41,7 +41,8 @@ def test_unusual_learning_rates(hints: Hints, path: str, rate: float, expected: 
     ("path", "value", "expected"),
     [
         ("data_config.odps_data_quota_name", "pay-as-you-go", None),
-        ("data_config.odps_data_quota_name", "mine", "has no effect here: tables are read by pyodps, with its own settings"),
+        ("data_config.odps_data_quota_name", "mine", "has no effect: it is for OdpsDataset"),
+        ("data_config.odps_data_compression", "ZSTD", "has no effect: it is for OdpsDataset"),
         ("data_config.sample_mask_prob", 0.1, "has no effect: no feature has use_mask: true"),
         ("data_config.with_header", True, "has no effect: it is for CsvDataset"),
         ("train_config.global_embedding_constraints", {"sharding_types": ["row_wise"], "compute_kernels": ["fused"]}, None),
@@ -49,6 +50,34 @@ def test_unusual_learning_rates(hints: Hints, path: str, rate: float, expected: 
 )  # fmt: skip
 def test_fields_without_effect(hints: Hints, path: str, value: object, expected: str | None) -> None:
     assert hints({path: value}) == ([] if expected is None else [f"{path}: {expected}"])
+
+
+@pytest.mark.parametrize("field", ["odps_data_quota_name", "odps_data_compression"])
+def test_settings_of_tables_are_read_with_them(hints: Hints, field: str) -> None:
+    given = {f"data_config.{field}": "ZSTD"}
+    assert hints({**given, "data_config.dataset_type": "OdpsDataset"}) == []
+    sampler = {
+        "input_path": "odps://p/tables/items",
+        "num_sample": 4,
+        "attr_fields": ["cat_0"],
+        "item_id_field": "cat_0",
+    }
+    assert hints({**given, "data_config.negative_sampler": sampler}) == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ({"sample_ratio": 0.1}, None),
+        ({"sample_ratio": 0.1, "max_pairs": 100}, "has no effect with max_pairs; keep one"),
+        ({"sample_ratio": 0.1, "in_batch": True}, "has no effect with in_batch; keep one"),
+        ({"sample_ratio": 0.001, "max_pairs": 100}, None),
+    ],
+)
+def test_a_sample_that_is_not_drawn(hints: Hints, metric: dict[str, object], expected: str | None) -> None:
+    path = "model_config.metrics[0].xauc"
+    got = hints({"model_config.metrics": [{"xauc": metric}]})
+    assert got == ([] if expected is None else [f"{path}.sample_ratio: {expected}"])
 
 
 def test_constraints_of_tables_mean_nothing_to_a_process_alone(hints: Hints) -> None:

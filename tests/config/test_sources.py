@@ -112,3 +112,20 @@ def test_floats_that_would_become_infinite_are_refused(text: str, fits: bool) ->
     else:
         with pytest.raises(ConfigError, match="is too large for a float"):
             parse_text(source, message, "x")
+
+
+def test_entries_of_a_struct_have_keys_of_their_own() -> None:
+    """A Struct is proto3, where a key has no presence, and all entries have one path."""
+    text = (
+        'model_config { custom_model { class_path: "a.B" params { '
+        'fields { key: "x" value { number_value: 1 } } fields { key: "y" value { bool_value: true } } } } }'
+    )
+    read = PipelineConfig()
+    parse_text(text, read, "x")
+    assert dict(read.model_config.custom_model.params) == {"x": 1, "y": True}
+    twice = text.replace('"y"', '"x"')
+    with pytest.raises(ConfigError, match="key 'x' is given twice"):
+        parse_text(twice, PipelineConfig(), "x")
+    twice = text.replace('key: "y"', 'key: "y" key: "z"')
+    with pytest.raises(ConfigError, match="'key' is set twice"):
+        parse_text(twice, PipelineConfig(), "x")

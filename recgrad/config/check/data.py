@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recgrad.config.check.rule import CHECKS, Context, Node
 from recgrad.config.check.tasks import tasks
-from recgrad.config.proto.data_pb2 import CsvDataset
+from recgrad.config.proto.data_pb2 import CsvDataset, DataConfig, OdpsDataset, OdpsDatasetV1
 from recgrad.config.values import show
 
 _RANGES = {
@@ -28,6 +28,11 @@ def check_data_config(context: Context) -> None:
             context.ranged(node, field, low, high)
         if not data.fg_encoded_multival_sep:
             context.problem(node.at("fg_encoded_multival_sep"), "is empty; give the separator of values")
+        if data.batch_cost_size and not data.sample_cost_field:
+            context.problem(node.at("batch_cost_size"), "needs a sample_cost_field, the column of costs")
+        if data.sample_cost_field and not data.batch_cost_size:
+            what = "needs a batch_cost_size, the most that a batch may cost"
+            context.problem(node.at("sample_cost_field"), what)
         _check_columns(context, node)
         if data.dataset_type == CsvDataset:
             _check_csv(context, node)
@@ -78,6 +83,10 @@ def hint_idle(context: Context) -> None:
     for field in ("delimiter", "with_header"):
         if data.HasField(field) and data.dataset_type != CsvDataset:
             context.hint(f"data_config.{field}", "has no effect: it is for CsvDataset")
+    for field in ("odps_data_quota_name", "odps_data_compression"):
+        default = data.DESCRIPTOR.fields_by_name[field].default_value
+        if getattr(data, field) != default and not _reads_tables(data):
+            context.hint(f"data_config.{field}", "has no effect: it is for OdpsDataset")
     towers = [task.node.message for task in tasks(context) if hasattr(task.node.message, "tower_name")]
     used = {getattr(tower, "sample_weight_name", "") for tower in towers}
     for i, name in enumerate(data.sample_weight_fields):
@@ -106,6 +115,13 @@ def check_named_columns(context: Context) -> None:
         near = context.suggest(name, known) if name and name not in known and not complete else ""
         if near:
             context.hint(path, f"{show(name)} is no feature, so it is read as a column of its own{near}")
+
+
+def _reads_tables(data: DataConfig) -> bool:
+    """Whether rows, or the items of a sampler, come from MaxCompute."""
+    sampler = data.WhichOneof("sampler")
+    items = "" if sampler is None else getattr(data, sampler).input_path
+    return data.dataset_type in (OdpsDataset, OdpsDatasetV1) or items.startswith("odps://")
 
 
 def _check_columns(context: Context, node: Node) -> None:

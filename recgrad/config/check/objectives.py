@@ -10,6 +10,38 @@ _RETRIEVAL_METRICS = ("recall_at_k", "ndcg_at_k", "hit_rate_at_k", "mrr", "custo
 _RANKED_METRICS = ("recall_at_k", "ndcg_at_k", "hit_rate_at_k", "mrr")
 _BINARY_METRICS = ("auc", "grouped_auc", "normalized_entropy", "calibration")
 _PROBABILITY_METRICS = (*_BINARY_METRICS, "multiclass_auc", "accuracy", "log_loss")
+_KEEPS_ROWS = "is for evaluation, where all rows are kept; remove it here"
+_INFINITY = float("inf")
+# message and field: low, high, whether low and high themselves are left out
+_RANGES: dict[tuple[str, str], tuple[float, float, bool, bool]] = {
+    ("AUC", "thresholds"): (2, _INFINITY, False, False),
+    ("MulticlassAUC", "thresholds"): (2, _INFINITY, False, False),
+    ("RecallAtK", "top_k"): (1, _INFINITY, False, False),
+    ("NDCGAtK", "top_k"): (1, _INFINITY, False, False),
+    ("HitRateAtK", "top_k"): (1, _INFINITY, False, False),
+    ("MRR", "top_k"): (1, _INFINITY, False, False),
+    ("Accuracy", "top_k"): (1, _INFINITY, False, False),
+    ("Accuracy", "threshold"): (0, 1, False, False),
+    ("XAUC", "sample_ratio"): (0, 1, True, False),
+    ("XAUC", "max_pairs"): (1, _INFINITY, False, False),
+    ("GroupedXAUC", "max_pairs_per_group"): (1, _INFINITY, False, False),
+    ("Calibration", "num_bins"): (1, _INFINITY, False, False),
+    ("LogLoss", "eps"): (0, 0.5, True, True),
+    ("NormalizedEntropy", "eta"): (0, 0.5, True, True),
+    ("TrainMetricConfig", "decay_rate"): (0, 1, False, True),
+    ("TrainMetricConfig", "decay_step"): (1, _INFINITY, False, False),
+}
+# What leaves which settings without effect, the strongest first.
+_SWITCHES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "AUC": (("exact", ("thresholds",)),),
+    "MulticlassAUC": (("exact", ("thresholds",)),),
+    "GroupedXAUC": (("exact", ("max_pairs_per_group",)),),
+    "XAUC": (
+        ("exact", ("sample_ratio", "max_pairs", "in_batch")),
+        ("in_batch", ("sample_ratio", "max_pairs")),
+        ("max_pairs", ("sample_ratio",)),
+    ),
+}
 _VALUE_METRICS = ("mean_absolute_error", "mean_squared_error", "xauc", "grouped_xauc")
 
 
@@ -33,10 +65,10 @@ def check_losses(context: Context) -> None:
     for node in context.of("JRCLoss"):
         context.ranged(node, "alpha", 0, 1)
     for node in context.of("BinaryFocalLoss"):
-        context.ranged(node, "alpha", 0, 1)
+        context.ranged(node, "alpha", 0, 1, above=True, below=True)
         context.ranged(node, "gamma", 0)
     for node in context.of("BinaryCrossEntropy", "SoftmaxCrossEntropy"):
-        context.ranged(node, "label_smoothing", 0, 1)
+        context.ranged(node, "label_smoothing", 0, 1, below=True)
 
 
 @CHECKS.register("metrics")
@@ -48,21 +80,20 @@ def check_metrics(context: Context) -> None:
             for name, node in _members(context, task.node, field, "metric"):
                 _check_metric(context, task, name, node, losses)
                 _check_grouping(context, task, name, node, field)
-    for node in context.of("AUC", "MulticlassAUC"):
-        context.ranged(node, "thresholds", 2)
+                if field == "train_metrics" and name == "auc" and node.message.exact:
+                    context.problem(node.at("exact"), _KEEPS_ROWS)
+
+
+@CHECKS.register("metric settings")
+def check_metric_settings(context: Context) -> None:
+    """Every setting of a metric is in its range, and has an effect."""
+    for (kind, field), (low, high, above, below) in _RANGES.items():
+        for node in context.of(kind):
+            if node.message.HasField(field):
+                context.ranged(node, field, low, high, above=above, below=below)
     for node in context.of("MulticlassAUC"):
         context.one_of(node, "average", ("macro", "weighted"))
-    for node in context.of("RecallAtK", "NDCGAtK", "HitRateAtK", "Accuracy"):
-        context.ranged(node, "top_k", 1)
-    for node in context.of("Accuracy"):
-        context.ranged(node, "threshold", 0, 1)
-    for node in context.of("XAUC"):
-        context.ranged(node, "sample_ratio", 0, 1, above=True)
-    for node in context.of("Calibration"):
-        context.ranged(node, "num_bins", 1)
-    for node in context.of("TrainMetricConfig"):
-        context.ranged(node, "decay_rate", 0, 1, below=True)
-        context.ranged(node, "decay_step", 1)
+    _check_switches(context)
 
 
 def _members(context: Context, node: Node, field: str, oneof: str) -> list[tuple[str, Node]]:
@@ -104,8 +135,32 @@ def _check_metric(context: Context, task: Task, name: str, node: Node, losses: s
         context.problem(node.path, f"needs num_class of at least 2, got {classes}; use auc")
     elif name in _VALUE_METRICS and only_classes and classes > 1:
         context.problem(node.path, f"compares one value a row, but the task has {classes} classes")
-    elif name == "accuracy" and node.message.top_k > max(classes, 1):
-        context.problem(node.at("top_k"), f"must be at most num_class {classes}, got {node.message.top_k}")
+    elif name == "accuracy":
+        _check_accuracy(context, node, classes)
+
+
+def _check_accuracy(context: Context, node: Node, classes: int) -> None:
+    """Two classes have a threshold between them; more have places."""
+    most = max(classes - 1, 1)
+    if node.message.top_k > most:
+        what = f"must be at most {most} with num_class {classes}, got {node.message.top_k}"
+        context.problem(node.at("top_k"), what)
+    if classes > 2 and node.message.HasField("threshold"):
+        context.problem(node.at("threshold"), f"is for num_class 1 or 2, got {classes}; use top_k")
+
+
+def _check_switches(context: Context) -> None:
+    """Settings that have no effect because of another beside them."""
+    for kind, switches in _SWITCHES.items():
+        for node in context.of(kind):
+            switch, fields = next((s for s in switches if getattr(node.message, s[0])), ("", ()))
+            for field in fields:
+                default = node.message.DESCRIPTOR.fields_by_name[field].default_value
+                if not node.message.HasField(field) or getattr(node.message, field) == default:
+                    continue
+                # Configs of TorchEasyRec may hold a sample_ratio beside what overrules it.
+                report = context.hint if field == "sample_ratio" and switch != "exact" else context.problem
+                report(node.at(field), f"has no effect with {switch}; keep one")
 
 
 def _check_grouping(context: Context, task: Task, name: str, node: Node, field: str) -> None:
@@ -114,7 +169,7 @@ def _check_grouping(context: Context, task: Task, name: str, node: Node, field: 
         return
     grouped = bool(node.message.grouping_key)
     if field == "train_metrics" and grouped:
-        context.problem(node.at("grouping_key"), "is for evaluation, where all rows are kept; remove it here")
+        context.problem(node.at("grouping_key"), _KEEPS_ROWS)
     elif field == "train_metrics" and not task.retrieval:
         context.problem(node.path, "needs a two-tower model while training; move it to metrics")
     elif not grouped and not task.retrieval:

@@ -47,8 +47,6 @@ A field counts as asked for when it is set to something other than its default.
 NO_EFFECT = {
     "SequenceFeature.sequence_pk": "it is for serving",
     "DataConfig.is_orderby_partition": "files are read in the order of their names",
-    "DataConfig.odps_data_quota_name": "tables are read by pyodps, with its own settings",
-    "DataConfig.odps_data_compression": "tables are read by pyodps, with its own settings",
 }
 """Fields that mean nothing to training here, and why; configs may hold them, and a hint says so."""
 
