@@ -13,12 +13,18 @@ import torch
 from google.protobuf.message import Message
 from torch import Tensor
 
+from recgrad.config.messages import struct_to_dict
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data.faults import Faults
 from recgrad.data.hashing import hash_array
 from recgrad.errors import DataError
 
 _BINARY_LOSSES = ("binary_cross_entropy", "binary_focal_loss", "jrc_loss")
+# Which member of a message holds the user's own class, and which of its params names a column of keys.
+_CUSTOM_KEYS = {
+    "MetricConfig": ("custom_metric", "grouping_key"),
+    "LossConfig": ("custom_loss", "session_name"),
+}
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ def find_targets(config: PipelineConfig) -> Targets:
             classes.setdefault(indicator, 0)
         weights.update(dict.fromkeys(_text(message, "sample_weight_name")))
         keys.update(dict.fromkeys([*_text(message, "grouping_key"), *_text(message, "session_name")]))
+        keys.update(dict.fromkeys(_custom_keys(message)))
     positive = {item.label_field: tuple(item.values) for item in data.positive_labels}
     labels = tuple(Label(name, count, positive.get(name, ())) for name, count in classes.items())
     return Targets(labels, tuple(weights), tuple(keys))
@@ -214,6 +221,15 @@ def _text(message: Message, name: str) -> list[str]:
     if name not in message.DESCRIPTOR.fields_by_name or not getattr(message, name):
         return []
     return [getattr(message, name)]
+
+
+def _custom_keys(message: Message) -> list[str]:
+    """The column of keys that the params of the user's own metric or loss name."""
+    component, param = _CUSTOM_KEYS.get(message.DESCRIPTOR.name, ("", ""))
+    if not component or not message.HasField(component):
+        return []
+    key = struct_to_dict(getattr(message, component).params).get(param)
+    return [key] if key and isinstance(key, str) else []
 
 
 def _walk(message: Message) -> Iterator[Message]:

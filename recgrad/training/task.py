@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recgrad.config.messages import chosen
+from recgrad.config.messages import chosen, struct_to_dict, to_kwargs
 from recgrad.config.proto.loss_pb2 import LossConfig
 from recgrad.data.batch import Batch
 from recgrad.errors import ConfigError
@@ -123,6 +123,7 @@ class Head(nn.Module):
             # A model of one task takes the first sample-weight field of the data.
             self.weighting = replace(self.weighting, sample_weight_name=sample_weight_fields[0])
         self.loss_terms = nn.ModuleList(build_loss(config) for config in spec.losses)
+        self._loss_names = _loss_names(spec, self.loss_terms)
         self._sessions = [_session_name(config) for config in spec.losses]
         self.metrics = _named(spec, [build_metric(m, num_class=spec.num_class) for m in spec.metrics])
         self.train_metrics = _named(
@@ -133,7 +134,7 @@ class Head(nn.Module):
         """The loss terms of this head, by name, weighted; 0 for a batch of no rows."""
         labels = self.labels(batch)
         weights = self.weighting.rows(batch.labels, batch.sample_weights)
-        for loss, session_name in zip(self.loss_terms, self._sessions, strict=True):
+        for name, loss, session_name in zip(self._loss_names, self.loss_terms, self._sessions, strict=True):
             session = None if session_name is None else batch.keys[session_name]
             if batch.size:
                 value = loss(outputs[self.spec.logits], labels, weights=weights, session=session)
@@ -143,7 +144,7 @@ class Head(nn.Module):
                     normalize_weights(
                         weights.to(value.device)
                     )  # other ranks have rows and wait for this one's part
-            yield f"{loss.config_name}{self.spec.suffix}", value * self.weighting.weight
+            yield name, value * self.weighting.weight
 
     def predictions(self, outputs: Outputs) -> Iterator[tuple[str, Tensor]]:
         """The prediction by the name that users see."""
@@ -183,7 +184,23 @@ class Head(nn.Module):
 
 def _session_name(config: LossConfig) -> str | None:
     choice = chosen(config, "loss")
-    return getattr(choice[1], "session_name", None) if choice else None
+    if choice is None:
+        return None
+    name, message = choice
+    source = struct_to_dict(message.params) if name == "custom_loss" else to_kwargs(message)
+    return source.get("session_name")
+
+
+def _loss_names(spec: TaskSpec, losses: Iterable[nn.Module]) -> list[str]:
+    """What the log calls the losses of a task: their config names, the user's own by their class."""
+    names: list[str] = []
+    for loss in losses:
+        own = loss.config_name == "custom_loss"
+        name = f"{type(loss).__name__ if own else loss.config_name}{spec.suffix}"
+        if name in names:
+            raise ConfigError(f"model_config: loss '{name}' is configured twice; keep one")
+        names.append(name)
+    return names
 
 
 def _named(spec: TaskSpec, metrics: Sequence[Any]) -> dict[str, Any]:
