@@ -117,16 +117,23 @@ def build_training(config: PipelineConfig, processes: Processes | None = None) -
             pin=processes.device.type == "cuda",
         )
 
-    evaluation = to_kwargs(config.eval_config)
     return Training(
         task,
         sparse,
         updater,
         loader(config.train_input_path, training=True),
         loader(config.eval_input_path, training=False) if config.eval_input_path else None,
-        evaluation.get("use_dense_ema", True),
+        uses_ema(config),
         processes,
     )
+
+
+def uses_ema(config: PipelineConfig, *, exporting: bool = False) -> bool:
+    """Whether evaluation, or export, sees the moving average of the weights, if there is one."""
+    for settings in (config.export_config, config.eval_config) if exporting else (config.eval_config,):
+        if settings.HasField("use_dense_ema"):
+            return settings.use_dense_ema
+    return True
 
 
 def sharded_engine(config: PipelineConfig, features: Sequence[Feature], processes: Processes) -> Any:

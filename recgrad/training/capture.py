@@ -9,11 +9,11 @@ import torch
 
 from recgrad.data.position import join_positions
 from recgrad.errors import CheckpointError
-from recgrad.models.base import Model
 from recgrad.optim.sparse import SparseOptimizer
 from recgrad.training.assembly import Training
 from recgrad.training.averaged import evaluated_weights
 from recgrad.training.checkpoint import Snapshot, TableRows, own_pieces
+from recgrad.training.dense_state import dense_buffers, dense_state, load_dense_state
 from recgrad.training.processes import Processes
 from recgrad.training.runtime import rng_state, set_rng_state
 from recgrad.training.state import TrainState
@@ -46,32 +46,6 @@ def capture(training: Training, state: TrainState) -> Snapshot:
     ranks = [{"train_metrics": own, "rng": rng} for own, rng in zip(metrics, generators, strict=True)]
     tree.update(ranks[0] if len(ranks) == 1 else {"ranks": ranks})
     return Snapshot(state.step, {**_owned(tree), "model": evaluated}, tables)
-
-
-def dense_state(model: Model) -> dict[str, torch.Tensor]:
-    """Weights and buffers of the dense half, by name."""
-    return {name: value for name, value in model.state_dict().items() if not name.startswith("engine.")}
-
-
-def dense_buffers(model: Model) -> dict[str, torch.Tensor]:
-    """Buffers of the dense half in training: BatchNorm's statistics may be others in evaluation.
-
-    What a model derives from its settings, such as indices, is not state.
-    """
-    state = dense_state(model)
-    return {name: value for name, value in model.named_buffers() if name in state}
-
-
-def load_dense_state(model: Model, state: Mapping[str, torch.Tensor]) -> None:
-    """Put the dense half back; raises a ValueError that names what does not fit."""
-    own = dense_state(model)
-    if odd := sorted(set(own) ^ set(state)):
-        raise ValueError(f"other weights than the model's (differ: {', '.join(odd)})")
-    with torch.no_grad():
-        for name, value in own.items():
-            if value.shape != state[name].shape:
-                raise ValueError(f"'{name}' is {list(state[name].shape)}, the model's is {list(value.shape)}")
-            value.copy_(state[name])
 
 
 def capture_tables(engine: Any, optimizer: SparseOptimizer | None) -> list[TableRows]:

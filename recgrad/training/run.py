@@ -23,6 +23,7 @@ from recgrad.training.assembly import (
     build_training,
     features_of,
     run_length,
+    uses_ema,
 )
 from recgrad.training.averaged import evaluated_weights
 from recgrad.training.capture import capture, load_weights, resume
@@ -63,6 +64,7 @@ class TrainResult:
         samples_per_sec: rows trained on per second of training, evaluation left out.
         stopped: why the run ended early, or "".
         exit_code: 0, or 143/130 after SIGTERM/SIGINT.
+        hint: after a signal, where the run was and how to go on; else "".
     """
 
     model_dir: Path
@@ -191,7 +193,7 @@ def load_trained(
     features = features_of(effective)
     task = build_task(effective, features)
     path = resolve_checkpoint(checkpoint_path) if checkpoint_path else _chosen_checkpoint(effective)
-    load_weights(read_checkpoint(path), task, use_ema=_uses_ema(effective, exporting))
+    load_weights(read_checkpoint(path), task, use_ema=uses_ema(effective, exporting=exporting))
     task.place(device)
     task.eval()
     return effective, task, features
@@ -208,12 +210,6 @@ def _chosen_checkpoint(config: PipelineConfig) -> Path:
     return resolve_checkpoint(config.model_dir)
 
 
-def _uses_ema(config: PipelineConfig, exporting: bool) -> bool:
-    if exporting and config.export_config.HasField("use_dense_ema"):
-        return config.export_config.use_dense_ema
-    return config.eval_config.use_dense_ema if config.eval_config.HasField("use_dense_ema") else True
-
-
 def _run(
     config: PipelineConfig,
     training: Training,
@@ -222,6 +218,7 @@ def _run(
     folder: Path,
     flags: str,
 ) -> TrainResult:
+    """Train from `state` on; `flags` are those that a command to go on needs."""
     last_metrics: dict[str, float] = {}
 
     def evaluate_now(trainer: Trainer) -> Mapping[str, float]:
@@ -262,11 +259,8 @@ def _run(
         )
         trainer.run()
         checkpoints.wait()
-    hint = ""
-    if stop.signal is not None:
-        command = _command_to_go_on(folder, processes) + flags
-        where = "in the evaluation of" if state.evaluation_due else "after"
-        hint = f"stopped {where} step {state.step}; go on with: {command}"
+    command = _command_to_go_on(folder, processes) + flags
+    hint = "" if stop.signal is None else _how_to_go_on(state, command)
     return TrainResult(
         model_dir=folder,
         step=state.step,
@@ -276,6 +270,11 @@ def _run(
         exit_code=stop.exit_code,
         hint=hint,
     )
+
+
+def _how_to_go_on(state: TrainState, command: str) -> str:
+    where = "in the evaluation of" if state.evaluation_due else "after"
+    return f"stopped {where} step {state.step}; go on with: {command}"
 
 
 def _command_to_go_on(folder: Path, processes: Processes) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from recgrad.data.batch import Batch
 from recgrad.data.loader import Loader
 from recgrad.optim.roles import batch_norms
+from recgrad.training.dense_state import is_dense
 from recgrad.training.feed import Feed
 from recgrad.training.processes import Processes
 from recgrad.training.signals import StopRequest
@@ -111,7 +112,7 @@ class Averager:
 
     def __init__(self, processes: Processes, model: nn.Module) -> None:
         self._processes = processes
-        own = [buffer for name, buffer in model.named_buffers() if not name.startswith("engine.")]
+        own = [buffer for name, buffer in model.named_buffers() if is_dense(name)]
         self._buffers = [buffer for buffer in own if buffer.is_floating_point()]
         self._counts = [norm.num_batches_tracked for norm in batch_norms(model)]
 

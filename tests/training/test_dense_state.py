@@ -10,7 +10,7 @@ from recgrad.config.proto.model_pb2 import ModelConfig
 from recgrad.data.features.spec import FeatureSpec, Kind
 from recgrad.models.base import Model
 from recgrad.models.build import build_model
-from recgrad.training.capture import dense_buffers, dense_state, load_dense_state
+from recgrad.training.dense_state import dense_buffers, dense_state, load_dense_state
 
 DLRM = """
 feature_groups { group_name: "dense" feature_names: ["x"] group_type: DEEP }

@@ -54,11 +54,10 @@ _TORCH_TYPES: dict[str, tuple[torch.dtype, str]] = {
     "U8": (torch.uint8, "|u1"),
     "BOOL": (torch.bool, "|b1"),
 }
+_NOT_IN_NUMPY = ("BF16", "F8_E4M3", "F8_E5M2")
 _NAME_OF_TORCH = {torch_type: name for name, (torch_type, _) in _TORCH_TYPES.items()}
 _NAME_OF_NUMPY = {
-    np.dtype(numpy_type): name
-    for name, (_, numpy_type) in _TORCH_TYPES.items()
-    if name not in ("BF16", "F8_E4M3", "F8_E5M2")
+    np.dtype(numpy_type): name for name, (_, numpy_type) in _TORCH_TYPES.items() if name not in _NOT_IN_NUMPY
 }
 
 
@@ -87,13 +86,13 @@ class RawArray:
                 f"tensors of {tensor.dtype}, {tensor.layout} cannot be stored in a checkpoint"
             )
         plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        if name in ("BF16", "F8_E4M3", "F8_E5M2"):
+        if name in _NOT_IN_NUMPY:
             plain = plain.view(torch.int16 if name == "BF16" else torch.int8)
         return RawArray(name, plain.numpy())
 
     def numpy(self) -> AnyArray:
         """The array; bfloat16 and float8 widen to float32, which holds them exactly."""
-        if self.dtype in ("BF16", "F8_E4M3", "F8_E5M2"):
+        if self.dtype in _NOT_IN_NUMPY:
             wide: AnyArray = self.tensor().to(torch.float32).numpy()
             return wide
         return self.data

@@ -20,6 +20,7 @@ from recgrad.training.checkpoint.staging import remove_folder, remove_leftovers,
 from recgrad.training.checkpoint.writer import write_checkpoint
 
 BEST_NAME = "best_checkpoint.json"
+MAX_BEST_BYTES = 1 << 16
 
 _PREFIX = "model.ckpt-"
 _FOLDER = re.compile(r"model\.ckpt-(0|[1-9][0-9]{0,18})", re.ASCII)
@@ -154,10 +155,7 @@ class CheckpointManager:
         path = self.model_dir / BEST_NAME
         if not path.is_file():
             return None
-        try:
-            content = parse_json(read_bytes(path, 1 << 16), str(path))
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+        content = parse_json(read_bytes(path, MAX_BEST_BYTES), str(path))
         step = content.get("step") if isinstance(content, dict) else None
         if type(step) is not int:
             raise CheckpointError(f"{path}: names no step; delete the file to forget the best checkpoint")

@@ -13,7 +13,6 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,6 +23,7 @@ import torch
 from recgrad.errors import CheckpointError
 from recgrad.training.checkpoint.arrays import FileRecord, open_regular
 from recgrad.training.checkpoint.json_text import dump_json, parse_json, require
+from recgrad.version import __version__
 
 FORMAT = "recgrad-checkpoint"
 FORMAT_VERSION = 2
@@ -72,7 +72,7 @@ class Manifest:
 def package_versions() -> dict[str, str]:
     """The versions that a checkpoint is stamped with."""
     return {
-        "recgrad": installed_version("recgrad"),
+        "recgrad": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
@@ -134,7 +134,7 @@ def load_manifest(folder: Path) -> Manifest:
         raise CheckpointError(
             f"{folder}: is a torch.distributed checkpoint, not one of Recgrad's; it cannot be read"
         )
-    text = _read_small(path)
+    text = read_bytes(path, MAX_MANIFEST_BYTES)
     first = _FIRST_LINE.match(text)
     require(first is not None, path, "is damaged (no checksum line)")
     assert first is not None
@@ -159,17 +159,13 @@ def load_manifest(folder: Path) -> Manifest:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes."""
+    """The content of a regular file of at most `limit` bytes; a CheckpointError if it cannot be read."""
     descriptor = open_regular(path)
-    with os.fdopen(descriptor, "rb") as file:
-        size = os.fstat(descriptor).st_size
-        require(size <= limit, path, f"has {size} bytes, more than the {limit} it can have")
-        return file.read()
-
-
-def _read_small(path: Path) -> bytes:
     try:
-        return read_bytes(path, MAX_MANIFEST_BYTES)
+        with os.fdopen(descriptor, "rb") as file:
+            size = os.fstat(descriptor).st_size
+            require(size <= limit, path, f"has {size} bytes, more than the {limit} it can have")
+            return file.read()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
 

@@ -105,10 +105,7 @@ def _check_files(
 
 def _read_tree(folder: Path) -> dict[str, Any]:
     path = folder / TREE_NAME
-    try:
-        skeleton = parse_json(read_bytes(path, MAX_TREE_BYTES), str(path))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    skeleton = parse_json(read_bytes(path, MAX_TREE_BYTES), str(path))
     arrays = read_array_file(folder / TREE_ARRAYS_NAME).arrays
     try:
         tree = decode_tree(skeleton, arrays)

@@ -18,9 +18,7 @@ from recgrad.training.checkpoint.param_map import load_param_map
 from recgrad.training.checkpoint.report import Anew, RestoredTable, RestoreReport
 from recgrad.training.checkpoint.snapshot import Snapshot, TableRows
 from recgrad.training.checkpoint.stores import StateStore, TableStore, own_pieces
-
-ENGINE_PREFIX = "engine."
-
+from recgrad.training.dense_state import dense_state
 
 StateShapes: TypeAlias = Mapping[str, Mapping[str, tuple[int, ...]]]
 
@@ -79,9 +77,7 @@ class _Restore:
         self.engine = engine
         self.there = _dense_weights(snapshot)
         self.tables_there = {table.name: table for table in snapshot.tables}
-        self.here = {
-            name: value for name, value in model.state_dict().items() if not name.startswith(ENGINE_PREFIX)
-        }
+        self.here = dense_state(model)
         self.tables_here = {} if engine is None else {n: table.spec for n, table in engine.tables.items()}
         self.moved: dict[str, str] = {}
         if param_map is not None:

@@ -27,10 +27,10 @@ from recgrad.errors import DataError, RecgradError
 from recgrad.models.base import Model
 from recgrad.training import run
 from recgrad.training.assembly import Training
-from recgrad.training.capture import dense_state
 from recgrad.training.checkpoint import reader
 from recgrad.training.checkpoint.snapshot import TableRows
 from recgrad.training.checkpoint.stored import StoredTable
+from recgrad.training.dense_state import dense_state
 from recgrad.training.task import Task
 from recgrad.training.trainer import Trainer
 
