@@ -13,7 +13,7 @@ from recgrad.config.json_source import load_json
 from recgrad.config.legacy import PATH as FG_ENCODED
 from recgrad.config.legacy import replace_fg_encoded
 from recgrad.config.locations import Locations
-from recgrad.config.places import EditError, Finder, Place, find_field, is_map
+from recgrad.config.places import EditError, Finder, Place, find_field
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.config.text_source import parse_text
 from recgrad.config.values import show
@@ -156,7 +156,7 @@ class _Editor:
     def _append(self, message: Message, name: str, value: Any, where: str) -> None:
         """Add an item, or every item of a list, at the end."""
         field = find_field(message, name, where)
-        if not field.is_repeated or is_map(field):
+        if not field.is_repeated or fill.is_map(field):
             raise EditError(f"{fill.join(where, name)} is not a list, so nothing can be appended")
         if value is None:
             raise EditError("null cannot be appended")

@@ -51,9 +51,7 @@ def fill(message: Message, tree: Mapping[Any, Any], report: Report, path: str = 
             continue
         elif field.name in seen:
             report(path, f"'{seen[field.name]}' and '{name}' are the same field; keep one")
-        elif _clashes(message, field):
-            assert field.containing_oneof is not None
-            other = message.WhichOneof(field.containing_oneof.name)
+        elif (other := other_member(message, field)) is not None:
             report(path, f"{other} and {field.name} are both set; keep one")
         else:
             seen[field.name] = name
@@ -62,7 +60,7 @@ def fill(message: Message, tree: Mapping[Any, Any], report: Report, path: str = 
 
 def set_field(message: Message, field: Field, value: Any, report: Report, path: str, depth: int = 0) -> None:
     """Set one field, adding to what a list, map or message already holds."""
-    if field.is_repeated and _is_map(field):
+    if is_map(field):
         _fill_map(message, field, value, report, path, depth)
     elif field.is_repeated:
         if not isinstance(value, (list, tuple)):
@@ -115,14 +113,17 @@ def join(path: str, name: object) -> str:
     return f"{path}.{name}" if path else str(name)
 
 
-def _is_map(field: Field) -> bool:
+def is_map(field: Field) -> bool:
+    """Whether a field is a map."""
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
-def _clashes(message: Message, field: Field) -> bool:
+def other_member(message: Message, field: Field) -> str | None:
+    """The other member that the field's oneof is set to, if it is."""
     if field.containing_oneof is None:
-        return False
-    return message.WhichOneof(field.containing_oneof.name) not in (None, field.name)
+        return None
+    name = message.WhichOneof(field.containing_oneof.name)
+    return None if name == field.name else name
 
 
 def _fill_map(message: Message, field: Field, value: Any, report: Report, path: str, depth: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from recgrad.config.fill import field_named, fill, join
+from recgrad.config.fill import field_named, fill, is_map, join
 from recgrad.config.locations import Locations
 from recgrad.config.values import MessageType, show
 from recgrad.errors import ConfigError, Problem
@@ -131,7 +131,7 @@ class _Scanner:
         field = field_named(described, name)
         path = join(path, name if field is None else field.name)
         self.offsets.setdefault(path, match.start())
-        if field is None or field.message_type is None or field.message_type.GetOptions().map_entry:
+        if field is None or field.message_type is None or is_map(field):
             return None, path
         return field.message_type, path
 

@@ -137,9 +137,8 @@ def _read(name: str) -> bytes:
 
 def _decode(data: bytes, source: str) -> str:
     """File bytes as text: UTF-8, with or without a byte-order mark."""
-    for mark, encoding in ((b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16")):
-        if data.startswith(mark):
-            raise ConfigError([Problem(source, f"the file is {encoding}; save it as UTF-8")])
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ConfigError([Problem(source, "the file is UTF-16; save it as UTF-8")])
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

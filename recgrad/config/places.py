@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from recgrad.config.edit_path import Append, Condition, Index, Key, Slice, Step
-from recgrad.config.fill import join
+from recgrad.config.fill import is_map, join, other_member
 from recgrad.config.values import NUMERIC, Field, UnfitError, convert, suggest, unknown_field, wanted
 from recgrad.errors import ConfigError
 
@@ -91,7 +91,7 @@ class Finder:
         for message, path in parents:
             self.visit()
             field = find_field(message, step.name, path)
-            if many and _holds_other(message, field):
+            if many and other_member(message, field) is not None:
                 continue
             place = Place(message, field, join(path, field.name))
             if step.selector is None:
@@ -148,11 +148,6 @@ def find_field(message: Message, name: str, path: str) -> Field:
     return field
 
 
-def is_map(field: Field) -> bool:
-    """Whether a field is a map."""
-    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
-
-
 def _message_at(place: Place) -> Message:
     """The message at a place, set if it was not."""
     if place.field.message_type is None:
@@ -177,13 +172,6 @@ def _entry(place: Place, step: Step) -> Place:
     except UnfitError as error:
         raise EditError(f"key of {place.path}: {error}") from None
     return Place(place.message, place.field, place.path, key)
-
-
-def _holds_other(message: Message, field: Field) -> bool:
-    """Whether the field's oneof is set to another member."""
-    if field.containing_oneof is None:
-        return False
-    return message.WhichOneof(field.containing_oneof.name) not in (None, field.name)
 
 
 def _chosen_members(message: Any) -> Iterator[Any]:

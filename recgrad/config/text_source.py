@@ -14,6 +14,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from recgrad.config.fill import is_map, join, other_member
 from recgrad.config.locations import Locations
 from recgrad.config.text_scalars import number, truth, unescape
 from recgrad.config.values import (
@@ -135,7 +136,7 @@ class _Parser:
         opened = self.start
         self.advance()
         if self.take("]"):
-            self.offsets.setdefault(_join(frame.path, field.name), offset)
+            self.offsets.setdefault(join(frame.path, field.name), offset)
             self.separator()
             return
         if field.message_type is not None:
@@ -160,13 +161,15 @@ class _Parser:
         self.check_oneof(frame, field, offset)
         closer, opened = _CLOSERS[self.token], self.start
         self.advance()
-        path = _join(frame.path, field.name)
+        path = join(frame.path, field.name)
         message = frame.message
         entry_of = None
-        if field.message_type.GetOptions().map_entry:
+        if is_map(field):
             entry_of = (message, field)
             child = _new_entry(field)
             self.offsets.setdefault(path, offset)
+            # Entries share a path: the key of the one before is not this one's, set twice.
+            self.offsets.pop(join(path, "key"), None)
         elif field.is_repeated:
             items = getattr(message, field.name)
             path = f"{path}[{len(items)}]"
@@ -218,14 +221,14 @@ class _Parser:
         try:
             value = self.value(field)
         except UnfitError as problem:
-            self.report(str(problem), start, _join(frame.path, field.name))
+            self.report(str(problem), start, join(frame.path, field.name))
             return
         if field.is_repeated:
             items = getattr(frame.message, field.name)
-            self.offsets[f"{_join(frame.path, field.name)}[{len(items)}]"] = offset
+            self.offsets[f"{join(frame.path, field.name)}[{len(items)}]"] = offset
             items.append(value)
             return
-        path = _join(frame.path, field.name)
+        path = join(frame.path, field.name)
         if frame.message.HasField(field.name) if field.has_presence else path in self.offsets:
             self.report(f"'{field.name}' is set twice; keep one", offset, frame.path)
         self.check_oneof(frame, field, offset)
@@ -279,10 +282,8 @@ class _Parser:
 
     def check_oneof(self, frame: _Frame, field: Field, offset: int) -> None:
         """Report a second member of a oneof, which would silently replace the first."""
-        if field.containing_oneof is None:
-            return
-        other = frame.message.WhichOneof(field.containing_oneof.name)
-        if other is not None and other != field.name:
+        other = other_member(frame.message, field)
+        if other is not None:
             self.report(f"{other} and {field.name} are both set; keep one", offset, frame.path)
 
     def skip_value(self) -> None:
@@ -348,10 +349,6 @@ class _Parser:
         path = self.stack[-1].path if self.stack else ""
         place = self.locations.at(offset, path)
         return ConfigError([*self.problems, Problem(place, f"{what}\n{self.locations.excerpt(offset)}")])
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _new_entry(field: Field) -> Message:

@@ -120,7 +120,7 @@ def check_named_columns(context: Context) -> None:
 def _reads_tables(data: DataConfig) -> bool:
     """Whether rows, or the items of a sampler, come from MaxCompute."""
     sampler = data.WhichOneof("sampler")
-    items = "" if sampler is None else getattr(data, sampler).input_path
+    items = "" if sampler is None else str(getattr(getattr(data, sampler), "input_path", ""))
     return data.dataset_type in (OdpsDataset, OdpsDatasetV1) or items.startswith("odps://")
 
 

@@ -9,7 +9,8 @@ from recgrad.config.proto.data_pb2 import FG_DAG
 from recgrad.config.values import show
 
 _SIDES = ("user", "item", "context", "feature", "const")
-_SINGLE = ("expression", "map", "key", "nested_map", "pkey", "skey", "query", "title", "document")
+INPUTS = ("expression", "map", "key", "nested_map", "pkey", "skey", "query", "title", "document")
+"""Fields that say where a feature's values come from, but for the variables of an ExprFeature."""
 _WILDCARD = "ALL"
 
 
@@ -35,7 +36,7 @@ def _inputs(feature: Feature) -> Iterator[tuple[str, str]]:
     if node.kind == "ExprFeature":
         names: tuple[str, ...] = ("variables",)
     else:
-        names = tuple(name for name in _SINGLE if name in fields)
+        names = tuple(name for name in INPUTS if name in fields)
     for name in names:
         value = getattr(node.message, name)
         if fields[name].is_repeated:

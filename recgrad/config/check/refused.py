@@ -9,7 +9,6 @@ from recgrad.config.proto.data_pb2 import DatasetType
 @CHECKS.register("not built")
 def check_built(context: Context) -> None:
     """Report components and fields that nothing here builds."""
-    assert context.nodes
     for path, what in context.refusals:
         context.problem(path, what)
     for path, why in context.idle:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from recgrad.config.check.inputs import INPUTS
 from recgrad.config.check.rule import CHECKS, Context, Node
 
-# Where a feature's input comes from; not needed when the data holds encoded features.
-_INPUTS = frozenset({"expression", "map", "key", "nested_map", "pkey", "skey", "query", "title", "document"})
 _MAY_BE_EMPTY = frozenset({"eval_input_path"})
 _CHOICES = {
     ("FeatureConfig", "feature"): "names no feature",
@@ -57,8 +56,8 @@ def _required_fields(message: Any) -> tuple[Any, ...]:
 def _check_field(context: Context, node: Node, field: Any) -> None:
     """A required field must be set, unless it has a default; required text must not be empty."""
     of_feature = "feature_name" in node.message.DESCRIPTOR.fields_by_name
-    if of_feature and field.name in _INPUTS and not context.encodes:
-        return
+    if of_feature and field.name in INPUTS and not context.encodes:
+        return  # the data holds encoded features
     if not node.message.HasField(field.name):
         if not field.has_default_value:
             context.problem(node.at(field.name), "is required")

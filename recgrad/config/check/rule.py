@@ -60,7 +60,13 @@ class Feature:
 
 
 class Context:
-    """The config under check, and what has been found so far."""
+    """The config under check, and what has been found so far.
+
+    Attributes:
+        nodes: every message that the config sets, outermost first, without those that are refused.
+        refusals: paths of fields that ask for what is not built, and what to say of them.
+        idle: paths of fields that have no effect, and why.
+    """
 
     def __init__(
         self,
@@ -77,9 +83,12 @@ class Context:
         self.rows = rows
         self.ranks = ranks
         self.cpu_flags = cpu_flags
+        self.refusals: list[tuple[str, str]] = []
+        self.idle: list[tuple[str, str]] = []
         self._problems: list[tuple[int, Problem]] = []
         self._hints: list[tuple[int, Problem]] = []
         self._suggestions = 0
+        self.nodes = self._walk()
 
     def problem(self, path: str, what: str) -> None:
         """Report something that stops a run."""
@@ -110,12 +119,9 @@ class Context:
             hint = f" (has: {', '.join(names[:12])}{' …' if len(names) > 12 else ''})"
         self.problem(path, f"no {what} {show(name)}{hint}")
 
-    @cached_property
-    def nodes(self) -> tuple[Node, ...]:
+    def _walk(self) -> tuple[Node, ...]:
         """Every message that is set, outermost first, without those that are refused anyway."""
         found: list[Node] = []
-        self.refusals: list[tuple[str, str]] = []
-        self.idle: list[tuple[str, str]] = []
         stack = [Node("", self.config)]
         while stack:
             node = stack.pop()
