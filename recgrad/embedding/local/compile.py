@@ -98,7 +98,7 @@ def _exec_kernel(name: str, template: str, rule: Any) -> Any:
         exec(code, space)
         return space["kernel"]
 
-    return _timed(name, make)
+    return _timed(name, make, kept=False)
 
 
 def _kernel(name: str, template: str, values: dict[str, str], extra: str) -> Any:
@@ -111,7 +111,7 @@ def _kernel(name: str, template: str, values: dict[str, str], extra: str) -> Any
         with os.fdopen(handle, "w") as file:
             file.write(text)
         os.replace(temporary, path)
-    return _timed(name, lambda: _load(path).kernel)
+    return _timed(name, lambda: _load(path).kernel, kept=True)
 
 
 def _load(path: Path) -> ModuleType:
@@ -155,10 +155,16 @@ def _temporary() -> Path:
     return path
 
 
-def _timed(name: str, make: Callable[[], Any]) -> Any:
+def _timed(name: str, make: Callable[[], Any], *, kept: bool) -> Any:
     begin = time.perf_counter()
     kernel = make()
     seconds = time.perf_counter() - begin
-    if seconds > _NOTICEABLE_SECONDS:
-        _log.info("compiled the %s kernel in %.1f s; it is kept for the next run", name, seconds)
+    # On a busy machine it may take as long to load one that was kept.
+    if seconds > _NOTICEABLE_SECONDS and not kernel.cache_hits:
+        _log.info(
+            "compiled the %s kernel in %.1f s%s",
+            name,
+            seconds,
+            "; it is kept for the next run" if kept else "",
+        )
     return kernel

@@ -1,0 +1,59 @@
+"""What is said of kernels that are compiled, and of those that were."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from numba import njit
+
+from recgrad.embedding.local import compile as kernels
+
+TEMPLATE = """
+from numba import cfunc, types
+
+{load}
+
+
+@cfunc(types.float64(types.float64), cache={cache})
+def kernel(value):
+    return rule(value)
+"""
+
+
+@njit
+def twice(value: float) -> float:
+    return 2 * value
+
+
+@pytest.fixture
+def said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> pytest.LogCaptureFixture:
+    """What is logged with a cache directory of one's own, where nothing is too quick to be told."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernels, "_NOTICEABLE_SECONDS", 0.0)
+    monkeypatch.setattr(kernels, "_RULES", {})
+    monkeypatch.setattr(logging.getLogger("recgrad"), "propagate", True)
+    caplog.set_level("INFO", logger="recgrad")
+    return caplog
+
+
+def test_only_a_kernel_that_was_compiled_is_called_so(said: pytest.LogCaptureFixture) -> None:
+    assert kernels.rule_kernel(TEMPLATE, twice).ctypes(3.0) == 6.0
+    assert "it is kept for the next run" in said.text
+    said.clear()
+    kernels._RULES.clear()  # as another process would begin
+    assert kernels.rule_kernel(TEMPLATE, twice).ctypes(3.0) == 6.0
+    assert said.text == ""
+
+
+def test_a_kernel_of_a_local_rule_is_not_said_to_be_kept(said: pytest.LogCaptureFixture) -> None:
+    @njit
+    def thrice(value: float) -> float:
+        return 3 * value
+
+    assert kernels.rule_kernel(TEMPLATE, thrice).ctypes(3.0) == 9.0
+    assert "compiled the" in said.text
+    assert "for the next run" not in said.text
