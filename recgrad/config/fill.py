@@ -128,25 +128,34 @@ def other_member(message: Message, field: Field) -> str | None:
 
 def _fill_map(message: Message, field: Field, value: Any, report: Report, path: str, depth: int) -> None:
     """Put a dict's items, or a list of {"key": …, "value": …}, into a map field."""
-    if isinstance(value, (list, tuple)) and all(
-        isinstance(item, Mapping) and set(item) == {"key", "value"} for item in value
-    ):
-        value = {item["key"]: item["value"] for item in value}
-    if not isinstance(value, Mapping):
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, (list, tuple)) and all(map(_is_entry, value)):
+        pairs = [(item["key"], item["value"]) for item in value]
+    else:
         report(path, f"{show(value)} is not a map")
         return
     target = getattr(message, field.name)
     entry = field.message_type.fields_by_name
-    for key, item in value.items():
+    seen: set[Any] = set()
+    for key, item in pairs:
         try:
-            if entry["value"].message_type is None:
-                target[convert(entry["key"], key)] = convert(entry["value"], item)
+            name = convert(entry["key"], key)
+            if name in seen:
+                report(path, f"key {show(key)} is given twice")
+            elif entry["value"].message_type is None:
+                target[name] = convert(entry["value"], item)
             elif isinstance(item, Mapping):
-                fill(target[convert(entry["key"], key)], item, report, path, depth + 1)
+                fill(target[name], item, report, path, depth + 1)
             else:
                 report(path, f"key {show(key)}: {show(item)} is not {wanted(entry['value'])}")
+            seen.add(name)
         except UnfitError as problem:
             report(path, f"key {show(key)}: {problem}")
+
+
+def _is_entry(item: Any) -> bool:
+    return isinstance(item, Mapping) and set(item) == {"key", "value"}
 
 
 def _fill_struct(struct: struct_pb2.Struct, tree: Mapping[str, Any], report: Report, path: str) -> None:

@@ -261,6 +261,16 @@ UINT32 = "is not a whole number from 0 to 4294967295 (uint32)"
             1,
             "feature_configs[2].id_feature.vocab_dict is a map; name one key in the brackets",
         ),
+        (
+            "feature_configs[2].id_feature.vocab_dict",
+            [{"key": "q", "value": 3}, {"key": "q", "value": 4}],
+            "key 'q' is given twice",
+        ),
+        (
+            "feature_configs[2].id_feature.vocab_dict",
+            [{"key": ["q"], "value": 3}],
+            "key a list of 1: a list of 1 is not text",
+        ),
         ("a[0", 1, "a '[' is not closed"),
         ("a[0][1]", 1, "'a[0][1]': one pair of brackets belongs at the end of a name"),
         ("a[]", 1, "'[]' is empty; write [0], [1:3], [:], [name=value] or [+]"),
