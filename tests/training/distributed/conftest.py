@@ -24,6 +24,7 @@ from google.protobuf import text_format
 import recgrad
 from recgrad.config import PipelineConfig, save_config
 from recgrad.training.checkpoint import Snapshot, read_checkpoint
+from recgrad.training.preflight import prepare_config
 
 BATCH = 32
 STEPS = 50
@@ -154,6 +155,11 @@ class Runs:
         path = self.folder / f"{model_dir.name}.config"
         save_config(config, path)
         return {"config": str(path), "model_dir": str(model_dir), **arguments}
+
+    def problems(self, config: PipelineConfig) -> list[str]:
+        """What the check before a run of two ranks says."""
+        report = prepare_config(config, model_dir=self.folder / "model", ranks=2)[1]
+        return [str(problem) for problem in report.problems]
 
     def local(self, config: PipelineConfig, **arguments: Any) -> tuple[Any, Path]:
         """One process with the local engine: the result and its model_dir."""

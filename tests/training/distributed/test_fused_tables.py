@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import recgrad
-from recgrad.config import PipelineConfig, save_config
-from recgrad.training.preflight import prepare_config
+from recgrad.config import save_config
 
 STEPS = 100
 
@@ -90,14 +89,9 @@ REFUSED = {
 }
 
 
-def problems_of(config: PipelineConfig) -> list[str]:
-    """What the check before a run of two ranks says."""
-    return [str(problem) for problem in prepare_config(config, model_dir="model", ranks=2)[1].problems]
-
-
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_no_device_has_is_refused_by_the_check(runs: Any, text: str) -> None:
-    first = problems_of(runs.config(fused("row_wise", text), ranks=2))[0]
+    first = runs.problems(runs.config(fused("row_wise", text), ranks=2))[0]
     assert first.startswith(
         "train_config.global_embedding_constraints.compute_kernels: tables 'user_emb_wide'"
     )
@@ -110,7 +104,7 @@ def test_a_feature_is_named_by_its_own_constraints(runs: Any) -> None:
     )
     config.model_config.feature_groups[2].feature_names.append("shop")
     config.feature_configs[-1].id_feature.embedding_constraints.compute_kernels.append("fused")
-    assert problems_of(config) == [
+    assert runs.problems(config) == [
         "feature_configs[8].id_feature.embedding_constraints.compute_kernels: table 'shop_emb' cannot have "
         "fused (FBGEMM needs a dim that is a multiple of 4, this one is 6); "
         "add customized_kernel, which has everything"
