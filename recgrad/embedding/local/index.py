@@ -18,13 +18,12 @@ ENTRY_BYTES = 8
 MAX_LOAD = 0.7
 MOVES_PER_INSERT = 3  # two would do: the old index is empty before the new one is full
 MIN_MOVES = 4096
-
-_GOLDEN = -7046029254386353131
+GOLDEN = -7046029254386353131  # 2⁶⁴/φ as int64: multiplied by it, neighbouring rows lie far apart
 
 
 @njit(nogil=True)
 def _home(row: int, bits: int) -> int:
-    return ((row * _GOLDEN) >> (64 - bits)) & ((1 << bits) - 1)
+    return ((row * GOLDEN) >> (64 - bits)) & ((1 << bits) - 1)
 
 
 @njit(nogil=True)

@@ -34,6 +34,7 @@ from recgrad.embedding.local.rows import (
     load4,
     load8,
     load16,
+    prefetch_row,
     read,
     untouched,
 )
@@ -49,15 +50,6 @@ TASK_COLUMNS = 5  # first lookup, last lookup, first bag, last bag, whether `_co
 
 # The kernel's arguments: sizes, then addresses.
 DIM, TASK_COUNT, LOOKUPS, TABLES, PARAMETERS, TASKS, ERRORS = range(FIRST, FIRST + 7)
-
-
-@njit(nogil=True)
-def _prefetch_row(address: int, size: int) -> None:
-    simd.prefetch(address)
-    line = 64
-    while line < size:
-        simd.prefetch(address + line)
-        line += 64
 
 
 @njit(nogil=True)
@@ -146,7 +138,7 @@ def _copy_rows(a: int, first: int, last: int, first_bag: int, last_bag: int, err
             lookup = lookups + 8 * LOOKUP_COLUMNS * i
             table = tables + 8 * TABLE_COLUMNS * field(lookup, TABLE)
             weights = field(table, WEIGHTS)
-            _prefetch_row(weights + size * field(field(lookup, IDS), ahead), size)
+            prefetch_row(weights + size * field(field(lookup, IDS), ahead), size)
             row = field(field(lookup, IDS), bag)
             out = field(lookup, VECTORS) + bag * field(lookup, VECTOR_STRIDE)
             address = weights + size * row
@@ -174,7 +166,7 @@ def _resolve(table: int, row: int) -> int:
             return 0
     stride = field(table, STRIDE)
     address = field(table, WEIGHTS) + slot * stride
-    _prefetch_row(address, stride)
+    prefetch_row(address, stride)
     return address
 
 

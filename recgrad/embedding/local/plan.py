@@ -14,7 +14,14 @@ import numpy as np
 from numba import njit
 
 from recgrad.embedding.local import simd
-from recgrad.embedding.local.index import MIN_MOVES, MOVES_PER_INSERT, find_or_add, move, prefetch_entry
+from recgrad.embedding.local.index import (
+    GOLDEN,
+    MIN_MOVES,
+    MOVES_PER_INSERT,
+    find_or_add,
+    move,
+    prefetch_entry,
+)
 from recgrad.embedding.local.layout import (
     BAGS,
     COUNT,
@@ -98,8 +105,6 @@ PACK_FROM = 3  # ids per bag from which a copy of the gradients pays: it spares 
     PLAN_TOTALS,  # int64 [TOTALS]
     DIM,
 ) = range(FIRST, FIRST + 18)
-
-_GOLDEN = -7046029254386353131
 
 
 @njit(nogil=True)
@@ -211,7 +216,7 @@ def _number_rows(
         p, q = _span(sources + 8 * LOOKUP_COLUMNS * s)
         for i in range(p, q):
             row = load_i64(ids + 8 * i)
-            j = row if direct else ((row * _GOLDEN) >> (64 - bits)) & mask
+            j = row if direct else ((row * GOLDEN) >> (64 - bits)) & mask
             if row < 0 or row >= limit:
                 return -1
             number: Any = np.int64(load_i32(places + 4 * j))

@@ -30,6 +30,16 @@ def untouched(address: int, kind: int) -> bool:
 
 
 @njit(nogil=True)
+def prefetch_row(address: int, size: int) -> None:
+    """Bring the cache lines of `size` bytes from an address on near."""
+    simd.prefetch(address)
+    line = 64
+    while line < size:
+        simd.prefetch(address + line)
+        line += 64
+
+
+@njit(nogil=True)
 def load16(address: int, kind: int) -> Any:
     """Sixteen stored elements as float32."""
     if kind == F32:

@@ -161,12 +161,6 @@ def bits(context: Any, value: Any) -> Any:
     return types.int32(types.float32), lambda _, b, __, args: b.bitcast(args[0], _I32)
 
 
-@intrinsic
-def from_bits(context: Any, value: Any) -> Any:
-    """The float32 with these bits."""
-    return types.float32(types.int32), lambda _, b, __, args: b.bitcast(args[0], _FLOAT)
-
-
 def _prefetcher(write: int) -> Any:
     """An intrinsic that brings the cache line of an address near; any address is harmless."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from recgrad.embedding.check import check_rows, check_states, check_weights
 from recgrad.embedding.local.compile import simple_kernel
 from recgrad.embedding.local.index import ENTRY_BYTES, MAX_LOAD, MAX_ROWS
 from recgrad.embedding.local.initializer import parse_init_fn, table_key
@@ -33,7 +34,6 @@ from recgrad.embedding.local.memory import Region
 from recgrad.embedding.local.parallel import launch
 from recgrad.embedding.local.simd import BF16, F16, F32
 from recgrad.embedding.spec import Shard, TableSpec
-from recgrad.errors import CheckpointError, DataError
 
 PLAIN_BYTES = 64 << 20  # AUTO: tables of at most this size are plain
 EXPORT_ROWS = 1 << 18
@@ -204,13 +204,17 @@ class Table:
         shape = (self.spec.num_rows, self.spec.dim)
         return self._weights.array(np.float32 if self.kind == F32 else np.uint16, shape)
 
+    def _first_bits(self) -> Array:
+        """The bits of each slot's first element; 0 where a row was never written."""
+        return self._stored()[:, 0].view(np.uint32 if self.kind == F32 else np.uint16)
+
     def _state(self, state: StateArray) -> Array:
         return state.region.array(np.float32, (self.spec.num_rows, state.width))
 
     def touched_rows(self) -> tuple[Array, Array]:
         """Row numbers in ascending order, and their slots."""
         if not self.compact:
-            first = self._stored()[:, 0].view(np.uint32 if self.kind == F32 else np.uint16)
+            first = self._first_bits()
             pieces = range(0, len(first), EXPORT_ROWS)
             found = [np.flatnonzero(first[i : i + EXPORT_ROWS]) + i for i in pieces]
             rows = np.concatenate(found).astype(np.int64)
@@ -222,18 +226,13 @@ class Table:
         rows, slots = (entries & 0xFFFFFFFF) - 1, entries >> 32
         order = np.argsort(rows)
         rows, slots = rows[order], slots[order]
-        first = self._stored()[:, 0].view(np.uint32 if self.kind == F32 else np.uint16)
-        written = first[slots] != 0
+        written = self._first_bits()[slots] != 0
         return rows[written], slots[written]
 
     def slots_for(self, rows: Array) -> Array:
         """The slots of rows; a row that is not in the index yet is added to it."""
         rows = np.ascontiguousarray(rows, dtype=np.int64)
-        bad = np.flatnonzero((rows < 0) | (rows >= self.spec.num_rows))
-        if len(bad):
-            raise DataError(
-                f"table '{self.name}': row {rows[bad[0]]} is outside its {self.spec.num_rows} rows"
-            )
+        check_rows(self.spec, rows)
         if not self.compact:
             return rows
         self.make_room(len(rows))
@@ -249,8 +248,7 @@ class Table:
         return slots
 
     def _is_new(self, slots: Array) -> Array:
-        first = self._stored()[:, 0].view(np.uint32 if self.kind == F32 else np.uint16)
-        return np.asarray(first[slots] == 0)
+        return np.asarray(self._first_bits()[slots] == 0)
 
     def pieces(self, chunk_rows: int = EXPORT_ROWS) -> Iterator[tuple[Array, Array]]:
         """Touched rows in ascending order and their weights as float32, some at a time."""
@@ -279,10 +277,7 @@ class Table:
     def write(self, rows: Array, weights: Array) -> None:
         """Set rows; short types round to nearest. States of rows that were untouched become initial."""
         weights = np.ascontiguousarray(weights, dtype=np.float32)
-        if weights.shape != (len(rows), self.spec.dim):
-            raise CheckpointError(
-                f"table '{self.name}': weights are {weights.shape}, expected ({len(rows)}, {self.spec.dim})"
-            )
+        check_weights(self.spec, rows, weights)
         slots = self.slots_for(rows)
         new = self._is_new(slots)
         if not self.compact:
@@ -345,22 +340,13 @@ class Table:
 
     def import_states(self, rows: Array, values: dict[str, Array]) -> None:
         """Set the states of rows; untouched ones come into being."""
-        if set(values) != set(self.states):
-            raise CheckpointError(
-                f"table '{self.name}': the optimizer keeps {sorted(self.states)}, "
-                f"the checkpoint has {sorted(values)}"
-            )
         rows = np.asarray(rows, dtype=np.int64)
+        check_states(self.spec, {name: state.width for name, state in self.states.items()}, rows, values)
         self.materialise(rows)
         slots = self.slots_for(rows)
         for name, value in values.items():
-            width = self.states[name].width
-            if np.size(value) != len(rows) * width:
-                raise CheckpointError(
-                    f"table '{self.name}': state '{name}' is {np.shape(value)}, "
-                    f"expected ({len(rows)}, {width})"
-                )
-            self._state(self.states[name])[slots] = np.asarray(value, np.float32).reshape(len(rows), width)
+            state = self.states[name]
+            self._state(state)[slots] = np.asarray(value, np.float32).reshape(len(rows), state.width)
 
     def memory(self) -> TableMemory:
         """Touched rows and what they cost."""

@@ -25,7 +25,16 @@ from recgrad.embedding.local.plan import (
     JOB_START,
     JOB_TABLE,
 )
-from recgrad.embedding.local.rows import copy, copy_wide, generate, mark_written, read, untouched, write
+from recgrad.embedding.local.rows import (
+    copy,
+    copy_wide,
+    generate,
+    mark_written,
+    prefetch_row,
+    read,
+    untouched,
+    write,
+)
 from recgrad.embedding.local.simd import field, load1, load_i64
 
 GRADIENT_AHEAD = 16  # occurrences between asking for a gradient and reading it
@@ -135,15 +144,6 @@ def next_task(a: int) -> Any:
 
 
 @njit(nogil=True)
-def _prefetch_row(address: int, size: int) -> None:
-    simd.prefetch(address)
-    line = 64
-    while line < size:
-        simd.prefetch(address + line)
-        line += 64
-
-
-@njit(nogil=True)
 def _sum_rows(a: int, job: int, first: int, rows: int, out: int, fetch: bool) -> None:
     """The summed gradients of distinct rows, one after another at address `out`.
 
@@ -167,13 +167,13 @@ def _sum_rows(a: int, job: int, first: int, rows: int, out: int, fetch: bool) ->
         end = field(ends, u)
         if fetch:
             slot = field(slots, u)
-            _prefetch_row(weights + slot * stride, stride)
+            prefetch_row(weights + slot * stride, stride)
             for k in range(count):
                 size = 4 * field(widths, k)
-                _prefetch_row(field(places, k) + slot * size, size)
+                prefetch_row(field(places, k) + slot * size, size)
         stop = min(end + GRADIENT_AHEAD, field(a, OCCURRENCES))
         while asked < stop:
-            _prefetch_row(field(gradients, asked), 4 * dim)
+            prefetch_row(field(gradients, asked), 4 * dim)
             asked += 1
         if plain and dim % 16 == 0:
             sum_wide(gradients, begin, end, dim, out)

@@ -35,7 +35,7 @@ from recgrad.embedding.sharded.plan import (
 from recgrad.embedding.sharded.pooling import Embedded
 from recgrad.embedding.sharded.quiet import quiet
 from recgrad.embedding.sharded.replicas import average_gradients
-from recgrad.embedding.sharded.shard import Kernel, ShardTable
+from recgrad.embedding.sharded.shard import Kernel, ShardTable, place_of
 from recgrad.embedding.sharded.table import ShardedTable
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import nearest
@@ -214,7 +214,7 @@ class ShardedEngine(nn.Module):
         """Touched rows that this rank holds whole, and their weights; `parts` has column shards too."""
         table = self.table(name)
         found = [part for shard in table.shards for part in shard.parts()]
-        firsts = [_first_row(shard) for shard in table.shards]
+        firsts = [place_of(shard).first_row for shard in table.shards]
         if not found or any(shard.spec.dim != table.spec.dim for shard in table.shards):
             return np.empty(0, np.int64), np.empty((0, table.spec.dim), np.float32)
         rows = np.concatenate([part.row_ids + first for part, first in zip(found, firsts)])
@@ -291,13 +291,7 @@ class ShardedEngine(nn.Module):
 
 
 def _whole(shard: ShardTable) -> str:
-    assert shard.spec.shard is not None
-    return shard.spec.shard.table
-
-
-def _first_row(shard: ShardTable) -> int:
-    assert shard.spec.shard is not None
-    return shard.spec.shard.first_row
+    return place_of(shard).table
 
 
 def _shards_of(kernel: Kernel, names: set[str] | None) -> set[str]:

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from recgrad.embedding.check import check_rows, check_states, check_weights
 from recgrad.embedding.local.layout import TABLE_COLUMNS
 from recgrad.embedding.local.table import EXPORT_ROWS, Table, TableMemory, TablePart
 from recgrad.embedding.spec import TableSpec
-from recgrad.errors import CheckpointError, DataError
 
 Array = npt.NDArray[Any]
 
@@ -60,10 +60,7 @@ class FusedTable:
     def write(self, rows: Array, weights: Array) -> None:
         """Set rows; their states stay as they are."""
         values = np.ascontiguousarray(weights, np.float32)
-        if values.shape != (len(rows), self.spec.dim):
-            raise CheckpointError(
-                f"table '{self.name}': weights are {values.shape}, expected ({len(rows)}, {self.spec.dim})"
-            )
+        check_weights(self.spec, rows, values)
         self._set(self._touch(rows), self.weights, values)
 
     def set_states(self, states: Sequence[tuple[str, int, float]]) -> None:
@@ -79,28 +76,15 @@ class FusedTable:
 
     def import_states(self, rows: Array, values: dict[str, Array]) -> None:
         """Set the states of rows."""
-        if set(values) != set(self.states):
-            raise CheckpointError(
-                f"table '{self.name}': the optimizer keeps {sorted(self.states)}, "
-                f"the checkpoint has {sorted(values)}"
-            )
+        check_states(self.spec, {name: s.shape[1] for name, s in self.states.items()}, rows, values)
         where = self._touch(rows)
         for name, value in values.items():
             state = self.states[name]
-            if np.size(value) != len(rows) * state.shape[1]:
-                raise CheckpointError(
-                    f"table '{self.name}': state '{name}' is {np.shape(value)}, "
-                    f"expected ({len(rows)}, {state.shape[1]})"
-                )
             self._set(where, state, np.asarray(value, np.float32).reshape(len(rows), state.shape[1]))
 
     def _touch(self, rows: Array) -> Tensor:
         rows = np.asarray(rows, np.int64)
-        bad = np.flatnonzero((rows < 0) | (rows >= self.spec.num_rows))
-        if len(bad):
-            raise DataError(
-                f"table '{self.name}': row {rows[bad[0]]} is outside its {self.spec.num_rows} rows"
-            )
+        check_rows(self.spec, rows)
         where = torch.from_numpy(rows).to(self.weights.device)
         self.touched[where] = True
         return where

@@ -76,6 +76,12 @@ class Kernel(Protocol):
     def replicated(self) -> bool: ...
 
 
+def place_of(shard: ShardTable) -> Shard:
+    """Where a shard lies in the whole table."""
+    assert shard.spec.shard is not None
+    return shard.spec.shard
+
+
 def shard_spec(table: ShardedEmbeddingTable, index: int, specs: Mapping[str, TableSpec]) -> TableSpec:
     """A shard as a table of its rank; column shards of a table may meet on a rank."""
     whole = specs[table_name(table.name)]

@@ -10,10 +10,11 @@ import numpy.typing as npt
 import torch
 from torchrec.distributed.types import ShardingType
 
+from recgrad.embedding.check import check_rows
 from recgrad.embedding.local.table import TableMemory, TablePart
-from recgrad.embedding.sharded.shard import ShardTable
+from recgrad.embedding.sharded.shard import ShardTable, place_of
 from recgrad.embedding.spec import TableSpec
-from recgrad.errors import CheckpointError, DataError
+from recgrad.errors import CheckpointError
 
 Array = npt.NDArray[Any]
 
@@ -54,7 +55,7 @@ class ShardedTable:
 
     def row_ranges(self) -> list[tuple[int, int]]:
         """The rows of the whole table that this rank holds, also in part."""
-        firsts = ((_place(shard).first_row, shard.spec.num_rows) for shard in self.shards)
+        firsts = ((place_of(shard).first_row, shard.spec.num_rows) for shard in self.shards)
         return sorted({(first, first + count) for first, count in firsts})
 
     def parts(self) -> Iterator[TablePart]:
@@ -62,16 +63,16 @@ class ShardedTable:
         if self.replicated and self.engine.rank:
             return
         for shard in self.shards:
-            place = _place(shard)
+            place = place_of(shard)
             for part in shard.parts():
                 yield part._replace(row_ids=part.row_ids + place.first_row, first_column=place.first_column)
 
     def write(self, rows: Array, weights: Array) -> None:
         """Set rows of the whole table; those of other ranks are passed over."""
         rows, weights = np.asarray(rows, np.int64), np.asarray(weights, np.float32)
-        self._check(rows)
+        check_rows(self.spec, rows)
         for shard, own, columns in self._own(rows):
-            shard.write(rows[own] - _place(shard).first_row, weights[own][:, columns])
+            shard.write(rows[own] - place_of(shard).first_row, weights[own][:, columns])
 
     def row_states(self) -> tuple[Array, dict[str, Array]]:
         """Touched rows that this rank holds, copies too, and their states by name, each [rows, width]."""
@@ -80,7 +81,7 @@ class ShardedTable:
                 f"table '{self.name}': its rows are spread by columns, so no rank has the states of one; "
                 "save them with `parts()`, or use sharding_types row_wise or table_wise"
             )
-        own = [(_place(shard).first_row, part) for shard in self.shards for part in shard.parts()]
+        own = [(place_of(shard).first_row, part) for shard in self.shards for part in shard.parts()]
         if not own:
             return np.empty(0, np.int64), {}
         rows = np.concatenate([part.row_ids + first for first, part in own])
@@ -90,27 +91,20 @@ class ShardedTable:
     def import_states(self, rows: Array, values: dict[str, Array]) -> None:
         """Set the states of rows; those of other ranks are passed over."""
         rows = np.asarray(rows, np.int64)
-        self._check(rows)
+        check_rows(self.spec, rows)
         for shard, own, columns in self._own(rows):
             cut = {}
             for name, value in values.items():
                 state = np.asarray(value)[own]
                 cut[name] = state[:, columns] if state.shape[1] == self.spec.dim else state
-            shard.import_states(rows[own] - _place(shard).first_row, cut)
+            shard.import_states(rows[own] - place_of(shard).first_row, cut)
 
     def _own(self, rows: Array) -> Iterator[tuple[ShardTable, Array, slice]]:
         """Each shard, which of the rows it holds, and which of their columns."""
         for shard in self.shards:
-            place = _place(shard)
+            place = place_of(shard)
             own = (rows >= place.first_row) & (rows < place.first_row + shard.spec.num_rows)
             yield shard, own, slice(place.first_column, place.first_column + shard.spec.dim)
-
-    def _check(self, rows: Array) -> None:
-        bad = np.flatnonzero((rows < 0) | (rows >= self.spec.num_rows))
-        if len(bad):
-            raise DataError(
-                f"table '{self.name}': row {rows[bad[0]]} is outside its {self.spec.num_rows} rows"
-            )
 
     def memory(self) -> TableMemory:
         """Touched rows and what they cost on this rank."""
@@ -120,8 +114,3 @@ class ShardedTable:
             sum(getattr(memory, f"{what}_bytes") for memory in own) for what in ("weight", "state", "index")
         )
         return TableMemory(self.name, rows, weights, states, index)
-
-
-def _place(shard: ShardTable) -> Any:
-    assert shard.spec.shard is not None
-    return shard.spec.shard
