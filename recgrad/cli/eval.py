@@ -6,6 +6,7 @@ import argparse
 
 from recgrad.cli.command import COMMANDS, Command, heavy_imports
 from recgrad.cli.run_flags import add_config_arguments, add_device_argument, config_path, device_of
+from recgrad.training.signals import StopRequest
 
 
 @COMMANDS.register("eval")
@@ -31,15 +32,20 @@ class Eval(Command):
 
         keep_freed_memory()
         use_all_cores(args.num_threads)
-        metrics = evaluate(
-            path,
-            checkpoint_path=args.checkpoint_path,
-            eval_input_path=args.eval_input_path,
-            edit_config_json=args.edit_config_json,
-            device=device_of(args),
-        )
+        # An exception out of a handler is lost where Python runs a finalizer just then.
+        with StopRequest() as stop:
+            metrics = evaluate(
+                path,
+                checkpoint_path=args.checkpoint_path,
+                eval_input_path=args.eval_input_path,
+                edit_config_json=args.edit_config_json,
+                device=device_of(args),
+                stop=stop,
+            )
         for name in sorted(metrics):
             print(f"{name}: {metrics[name]:.6f}")
         if args.eval_result_filename:
-            Path(args.eval_result_filename).write_text(json.dumps(metrics, sort_keys=True) + "\n")
+            target = Path(args.eval_result_filename)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(json.dumps(metrics, sort_keys=True) + "\n")
         return 0

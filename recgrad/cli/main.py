@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from recgrad.cli.command import COMMANDS
 from recgrad.errors import ProcessError, RecgradError
+from recgrad.training.signals import InterruptedBySignal
 from recgrad.version import __version__
 
 EXIT_USER_ERROR = 2
@@ -34,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except InterruptedBySignal as signal:
+        print("interrupted", file=sys.stderr)
+        return signal.exit_code
     except BrokenPipeError:
         # The reader of our output (head, less) has gone; nobody is left to tell.
         sys.stderr.close()

@@ -6,6 +6,7 @@ import argparse
 
 from recgrad.cli.command import COMMANDS, Command, heavy_imports
 from recgrad.cli.run_flags import add_config_arguments, add_device_argument, config_path, device_of
+from recgrad.training.signals import StopRequest
 
 
 @COMMANDS.register("predict")
@@ -33,14 +34,17 @@ class Predict(Command):
 
         keep_freed_memory()
         use_all_cores(args.num_threads)
-        rows = predict(
-            path,
-            input_path=args.predict_input_path,
-            output_path=args.predict_output_path,
-            checkpoint_path=args.checkpoint_path,
-            carry_columns=[name.strip() for name in args.reserved_columns.split(",") if name.strip()],
-            edit_config_json=args.edit_config_json,
-            device=device_of(args),
-        )
+        # An exception out of a handler is lost where Python runs a finalizer just then.
+        with StopRequest() as stop:
+            rows = predict(
+                path,
+                input_path=args.predict_input_path,
+                output_path=args.predict_output_path,
+                checkpoint_path=args.checkpoint_path,
+                carry_columns=[name.strip() for name in args.reserved_columns.split(",") if name.strip()],
+                edit_config_json=args.edit_config_json,
+                device=device_of(args),
+                stop=stop,
+            )
         print(f"wrote {rows:,} predictions to {args.predict_output_path}")
         return 0

@@ -16,6 +16,7 @@ from recgrad.errors import RecgradError
 from recgrad.training.preflight import ConfigSource
 from recgrad.training.processes import choose_device
 from recgrad.training.run import load_trained
+from recgrad.training.signals import StopRequest
 
 SUFFIXES = (".parquet", ".csv")
 
@@ -29,11 +30,16 @@ def predict(
     carry_columns: Sequence[str] = (),
     edit_config_json: str | Mapping[str, Any] | None = None,
     device: str | torch.device = "auto",
+    stop: StopRequest | None = None,
 ) -> int:
     """Write the predictions of a checkpoint for every row of `input_path`; returns their number.
 
     The dense half computes on `device`: auto, cpu or cuda; a torch.device is taken as it is.
+
+    Raises:
+        InterruptedBySignal: `stop` was asked for; nothing is written then.
     """
+    stop = stop or StopRequest()
     chosen = choose_device(device)
     target = Path(output_path)
     if target.suffix not in SUFFIXES:
@@ -58,6 +64,7 @@ def predict(
     def tables() -> Iterator[pa.Table]:
         with torch.inference_mode():
             for batch, carried in loader.epoch_with_rows():
+                stop.check()
                 yield _with_predictions(carried, task.predictions(task(batch)), flat=target.suffix == ".csv")
 
     return _write(target, tables())

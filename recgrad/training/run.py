@@ -149,10 +149,14 @@ def evaluate(
     eval_input_path: str | None = None,
     edit_config_json: str | Mapping[str, Any] | None = None,
     device: str | torch.device = "auto",
+    stop: StopRequest | None = None,
 ) -> dict[str, float]:
     """The metrics of a checkpoint, the newest of the config's model_dir by default.
 
     `device` is as for `train`.
+
+    Raises:
+        InterruptedBySignal: `stop` was asked for.
     """
     chosen = choose_device(device)
     effective, task, features = load_trained(
@@ -167,7 +171,11 @@ def evaluate(
     )
     settings = effective.eval_config
     return evaluate_task(
-        task, loader, num_steps=settings.num_steps, log_every_steps=settings.log_step_count_steps
+        task,
+        loader,
+        num_steps=settings.num_steps,
+        log_every_steps=settings.log_step_count_steps,
+        stop=stop,
     )
 
 

@@ -15,7 +15,15 @@ HANDLED = (signal.SIGTERM, signal.SIGINT)
 
 
 class InterruptedBySignal(Exception):  # noqa: N818 - no error: the run was asked
-    """A signal has come in the midst of something that can be left and made anew."""
+    """A signal has come in the midst of something that can be left and made anew.
+
+    Attributes:
+        exit_code: of a process that ends for it.
+    """
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"interrupted by signal {exit_code - 128}")
+        self.exit_code = exit_code
 
 
 class StopRequest:
@@ -59,7 +67,7 @@ class StopRequest:
     def check(self) -> None:
         """Raises InterruptedBySignal once a signal has come."""
         if self.signal is not None:
-            raise InterruptedBySignal
+            raise InterruptedBySignal(self.exit_code)
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():

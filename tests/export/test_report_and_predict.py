@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -15,11 +17,14 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import recgrad
+from recgrad.cli.main import main
 from recgrad.config import PipelineConfig, load_config
+from recgrad.data.batch import Batch
 from recgrad.data.synth import write_synth
 from recgrad.errors import RecgradError
 from recgrad.export.predict import _with_predictions, predict
 from recgrad.export.report import write_report
+from recgrad.training.task import Task
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -116,6 +121,51 @@ def test_a_carried_column_with_the_name_of_a_prediction_is_refused(
         predict(config, input_path=source, output_path=target, carry_columns=["user_id", "probs"])
     assert not target.exists()
     assert predict(config, input_path=source, output_path=target, carry_columns=["user_id"]) == 1_500
+
+
+class _SignalWhenDropped:
+    """Sends a signal from a finalizer, where Python loses what a handler raises."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), self.number)
+        sum(range(100_000))  # so that Python calls the handler in here
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("command", ["predict", "eval"])
+def test_a_signal_ends_the_command_whenever_it_comes_and_leaves_nothing(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    number: int,
+    code: int,
+) -> None:
+    _, result, folder = trained
+    original = Task.forward
+    seen: list[_SignalWhenDropped | None] = []
+
+    def forward(self: Task, batch: Batch) -> dict[str, torch.Tensor]:
+        seen.append(_SignalWhenDropped(number) if len(seen) == 1 else None)
+        seen[-1] = None
+        return original(self, batch)
+
+    monkeypatch.setattr(Task, "forward", forward)
+    line = [command, str(result.model_dir / "pipeline.config"), "--num-threads", "1"]
+    line += ["--edit-config-json", '{"data_config.batch_size": 100, "data_config.eval_batch_size": 100}']
+    if command == "predict":
+        line += ["--predict-input-path", str(folder / "eval.parquet")]
+        line += ["--predict-output-path", str(tmp_path / "out.parquet")]
+    threads = torch.get_num_threads()
+    try:
+        assert main(line) == code
+    finally:
+        torch.set_num_threads(threads)
+    assert len(seen) == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_report_is_one_file_without_links_outside(
