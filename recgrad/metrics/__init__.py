@@ -72,8 +72,8 @@ def build_metric(config: MetricConfig, *, num_class: int = 1) -> Metric:
     name, message = _choice(config, "metrics")
     if name == "custom_metric":
         return _custom(message)
-    _check_classes(name, message, num_class)
-    return _build(METRICS[name], name, to_kwargs(message), num_class)
+    _check_classes("metrics", name, message, num_class)
+    return _build("metrics", METRICS[name], name, to_kwargs(message), num_class)
 
 
 def build_train_metric(config: TrainMetricConfig, *, num_class: int = 1) -> Metric:
@@ -82,7 +82,7 @@ def build_train_metric(config: TrainMetricConfig, *, num_class: int = 1) -> Metr
     from recgrad.metrics.decay_auc import DecayAUC
 
     name, message = _choice(config, "train_metrics")
-    _check_classes(name, message, num_class)
+    _check_classes("train_metrics", name, message, num_class)
     decay = {key: value for key, value in to_kwargs(config).items() if key in ("decay_rate", "decay_step")}
     kwargs = to_kwargs(message)
     if name == "auc":
@@ -90,11 +90,12 @@ def build_train_metric(config: TrainMetricConfig, *, num_class: int = 1) -> Metr
             raise ConfigError(
                 "train_metrics.auc: exact is for evaluation, where all rows are kept; remove it"
             )
-        return _build(DecayAUC, name, kwargs | decay, num_class)
+        return _build("train_metrics", DecayAUC, name, kwargs | decay, num_class)
     if kwargs.get("grouping_key"):
         raise ConfigError(f"train_metrics.{name}: grouping_key is for evaluation, where all rows are kept")
     try:
-        metric = Decayed(_build(TRAIN_METRICS[name], name, kwargs, num_class), **decay)
+        measured = _build("train_metrics", TRAIN_METRICS[name], name, kwargs, num_class)
+        metric = Decayed(measured, **decay)
     except ValueError as error:
         raise ConfigError(f"train_metrics.{name}: {error}") from error
     metric.config_name = name
@@ -109,18 +110,18 @@ def _choice(config: MetricConfig | TrainMetricConfig, where: str) -> tuple[str, 
     return name, message
 
 
-def _check_classes(name: str, message: Any, num_class: int) -> None:
+def _check_classes(where: str, name: str, message: Any, num_class: int) -> None:
     """Refuse what has no meaning for the task's number of classes."""
     if num_class > 2 and name in _BINARY:
-        raise ConfigError(f"metrics.{name}: is for binary tasks, got num_class {num_class}{_BINARY[name]}")
+        raise ConfigError(f"{where}.{name}: is for binary tasks, got num_class {num_class}{_BINARY[name]}")
     if num_class < 2 and name == "multiclass_auc":
-        raise ConfigError("metrics.multiclass_auc: num_class must be at least 2, got 1; use auc")
+        raise ConfigError(f"{where}.multiclass_auc: num_class must be at least 2, got 1; use auc")
     if name == "accuracy" and num_class > 2 and message.HasField("threshold"):
         raise ConfigError(
-            f"metrics.accuracy: threshold is for binary tasks, got num_class {num_class}; use top_k"
+            f"{where}.accuracy: threshold is for binary tasks, got num_class {num_class}; use top_k"
         )
     if name == "accuracy" and num_class < 2 and message.top_k != 1:
-        raise ConfigError("metrics.accuracy: top_k is for more than one class, got num_class 1; remove it")
+        raise ConfigError(f"{where}.accuracy: top_k is for more than one class, got num_class 1; remove it")
 
 
 _BINARY = {
@@ -131,13 +132,13 @@ _BINARY = {
 }
 
 
-def _build(cls: type[Metric], name: str, kwargs: dict[str, Any], num_class: int) -> Metric:
+def _build(where: str, cls: type[Metric], name: str, kwargs: dict[str, Any], num_class: int) -> Metric:
     if "num_class" in inspect.signature(cls).parameters:
         kwargs = kwargs | {"num_class": num_class}
     try:
         metric = cls(**kwargs)
     except ValueError as error:
-        raise ConfigError(f"metrics.{name}: {error}") from error
+        raise ConfigError(f"{where}.{name}: {error}") from error
     metric.config_name = name
     return metric
 

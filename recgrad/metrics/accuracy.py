@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from recgrad.metrics import METRICS, TRAIN_METRICS
-from recgrad.metrics.base import Metric, Value, binary_of, probabilities_of
+from recgrad.metrics.base import Metric, Value, binary_of, class_scores_of, probabilities_of
 from recgrad.metrics.ranking import places_of_index
 
 
@@ -45,6 +45,7 @@ class Accuracy(Metric):
             preds = probabilities_of(preds, self.name)
             right = (preds > self.threshold) == binary_of(target, len(preds), self.name).bool()
         else:
+            preds = class_scores_of(preds, self.num_class, self.name)
             above, tied = places_of_index(preds, target, self.name)
             right = ((self.top_k - above.double()) / tied).clamp(0, 1)
         self.right = self.right + right.sum(dtype=torch.float64)

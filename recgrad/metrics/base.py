@@ -280,6 +280,15 @@ def values_of(preds: Tensor, name: str) -> Tensor:
     return preds
 
 
+def class_scores_of(preds: Tensor, num_class: int, name: str) -> Tensor:
+    """Scores [rows, classes]; nan is an error."""
+    preds = preds.detach()
+    if preds.dim() != 2 or preds.shape[1] != num_class:
+        raise ValueError(f"{name}: preds must be [rows, {num_class}], got {list(preds.shape)}")
+    check_numbers(preds, name)
+    return preds
+
+
 def finite_target(target: Tensor, rows: int, name: str) -> Tensor:
     """Labels [rows] that must be finite."""
     target = target_of(target, rows, name)

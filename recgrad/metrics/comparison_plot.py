@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recgrad.metrics.differences import HIGHER_IS_BETTER, Difference
+
 if TYPE_CHECKING:
-    from recgrad.metrics.comparison import Comparison, Difference
+    from recgrad.metrics.comparison import Comparison
 
 COLORS = {"A": "#3b6fb6", "B": "#d1682a", None: "#6b7280"}
 INK = "#1f2937"
@@ -41,7 +43,8 @@ def _interval(axes: Any, difference: Difference, confidence: float) -> None:
     axes.axvline(0, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.plot([difference.low, difference.high], [0, 0], color=color, linewidth=3, solid_capstyle="butt")
     axes.plot([difference.difference], [0], "o", color=color, markersize=8)
-    lower = " (lower is better)" if difference.metric == "log_loss" else ""
+    higher = HIGHER_IS_BETTER[difference.metric]
+    lower = "" if higher else " (lower is better)"
     axes.set_title(
         f"{difference.metric}{lower}: {difference.a:.5f} → {difference.b:.5f}, {difference.difference:+.5f}",
         loc="left",
@@ -51,7 +54,7 @@ def _interval(axes: Any, difference: Difference, confidence: float) -> None:
     axes.set_title(
         f"{confidence:.0%} interval, {difference.method}", loc="right", fontsize=8, color=COLORS[None]
     )
-    sides = ("A better", "B better") if difference.metric != "log_loss" else ("B better", "A better")
+    sides = ("A better", "B better") if higher else ("B better", "A better")
     for place, side in zip((0.01, 0.99), sides):
         axes.text(
             place,

@@ -62,7 +62,11 @@ def grouped_auc(scores: Floats, positive: Any, keys: Ints, weighting: str = "NON
     defined = ~np.isnan(auc)
     if not defined.any():
         return float("nan")
-    if weighting == "NONE":
-        return float(auc[defined].mean())
-    weights = np.diff(starts) if weighting == "IMPRESSIONS" else positives
+    weights = group_weights(weighting, np.diff(starts), positives)
     return float(np.average(auc[defined], weights=weights[defined]))
+
+
+def group_weights(weighting: str, rows: Ints, positives: Ints) -> Floats:
+    """The weight of each group, by its rows and its positives."""
+    weights = {"NONE": np.ones_like(rows), "IMPRESSIONS": rows, "POSITIVES": positives}[weighting]
+    return weights.astype(np.float64)

@@ -13,8 +13,8 @@ from recgrad.metrics import METRICS, TRAIN_METRICS
 from recgrad.metrics.base import (
     Metric,
     Value,
-    check_numbers,
     check_soft_labels,
+    class_scores_of,
     probabilities_of,
     target_of,
 )
@@ -50,7 +50,9 @@ class LogLoss(Metric):
         """Take in probabilities [rows] or [rows, classes], and labels [rows]."""
         labels: Tensor
         if self.num_class > 2:
-            preds = own_class(preds.detach(), target, self.num_class, self.name)
+            scores = class_scores_of(preds, self.num_class, self.name)
+            own = scores.gather(1, classes_of(target, scores, self.name)[:, None])
+            preds = probabilities_of(own, self.name)
             labels = torch.ones_like(preds)
         else:
             preds = probabilities_of(preds, self.name)
@@ -61,14 +63,6 @@ class LogLoss(Metric):
     def measure(self) -> Value:
         """The log loss of all rows so far."""
         return self.total / self.rows if self.rows else self.undefined("there are no rows")
-
-
-def own_class(preds: Tensor, target: Tensor, num_class: int, name: str) -> Tensor:
-    """The probability of each row's class, [rows]."""
-    if preds.dim() != 2 or preds.shape[1] != num_class:
-        raise ValueError(f"{name}: preds must be [rows, {num_class}], got {list(preds.shape)}")
-    check_numbers(preds, name)
-    return probabilities_of(preds.gather(1, classes_of(target, preds, name)[:, None]), name)
 
 
 def entropy_sum(preds: Tensor, labels: Tensor, eps: float) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from recgrad.errors import RecgradError
 from recgrad.metrics import METRICS
 from recgrad.metrics.auc import BINS_PER_THRESHOLD, logit_bins
-from recgrad.metrics.base import Metric, Value, check_numbers
+from recgrad.metrics.base import Metric, Value, class_scores_of
 from recgrad.metrics.pairs import binned_auc, exact_auc
 from recgrad.metrics.ranking import classes_of
 
@@ -61,10 +61,7 @@ class MulticlassAUC(Metric):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Take in scores [rows, classes] and class numbers [rows]."""
-        preds = preds.detach()
-        if preds.dim() != 2 or preds.shape[1] != self.num_class:
-            raise ValueError(f"{self.name}: preds must be [rows, {self.num_class}], got {list(preds.shape)}")
-        check_numbers(preds, self.name)
+        preds = class_scores_of(preds, self.num_class, self.name)
         labels = classes_of(target, preds, self.name)
         if self.exact:
             self.keep(scores=preds.reshape(-1), labels=labels)

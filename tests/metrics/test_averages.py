@@ -17,6 +17,7 @@ from recgrad.metrics import (
     LogLoss,
     MeanAbsoluteError,
     MeanSquaredError,
+    MulticlassAUC,
     NormalizedEntropy,
     UndefinedMetricWarning,
 )
@@ -146,6 +147,13 @@ def test_what_is_not_a_probability_or_label_is_refused(cls):
         cls()(torch.tensor([-1.0, 3.0]), torch.tensor([0, 1]))
     with pytest.raises(RecgradError, match="label 2 at row 1"):
         cls()(torch.tensor([0.1, 0.3]), torch.tensor([0, 2]))
+
+
+@pytest.mark.parametrize("cls", [Accuracy, LogLoss, MulticlassAUC])
+@pytest.mark.parametrize("shape", [(4,), (4, 2), (4, 3, 1)])
+def test_scores_have_a_column_for_each_class(cls, shape):
+    with pytest.raises(ValueError, match=r"preds must be \[rows, 3\], got \[4"):
+        cls(num_class=3).update(torch.full(shape, 0.5), torch.zeros(4))
 
 
 def test_many_small_updates_lose_nothing():
