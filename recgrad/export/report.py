@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from recgrad.config import load_config
@@ -18,6 +19,7 @@ from recgrad.data.loader import build_loader
 from recgrad.errors import RecgradError
 from recgrad.export import report_plots
 from recgrad.export.diagnostics import auc_by_group_size, calibration_curve
+from recgrad.metrics.pairs import Floats, Ints
 from recgrad.training.hooks.events import EVENTS_FILE
 from recgrad.training.processes import choose_device
 from recgrad.training.run import CONFIG_FILE, load_trained
@@ -131,16 +133,18 @@ def _diagnostic_sections(folder: Path, device: torch.device) -> Iterable[tuple[s
                 yield title, report_plots.group_sizes(sizes)
 
 
-def _predictions(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _predictions(
+    folder: Path, device: torch.device
+) -> tuple[dict[str, Floats], dict[str, Floats], dict[str, Ints]]:
     """Scores and labels of the binary tasks by task, and the group keys, on the evaluation rows."""
     config, task, features = load_trained(load_config(folder / CONFIG_FILE), folder, device=device)
     loader = build_loader(
         config, config.eval_input_path, features=features, training=False, pin=device.type == "cuda"
     )
-    binary = [spec for spec in task.model.tasks if spec.num_class == 1 and not spec.retrieval]
-    scores: dict[str, list[Any]] = {spec.name: [] for spec in binary}
-    labels: dict[str, list[Any]] = {spec.name: [] for spec in binary}
-    keys: dict[str, list[Any]] = {}
+    binary = [spec for spec in task.model.tasks if spec.num_class <= 2 and not spec.retrieval]
+    scores: dict[str, list[Floats]] = {spec.name: [] for spec in binary}
+    labels: dict[str, list[Floats]] = {spec.name: [] for spec in binary}
+    keys: dict[str, list[Ints]] = {}
     rows = 0
     with torch.inference_mode():
         for batch in loader.epoch(0):
@@ -148,18 +152,23 @@ def _predictions(folder: Path, device: torch.device) -> tuple[dict[str, Any], di
             for spec in binary:
                 name = f"probs{spec.suffix}"
                 if name in predictions:
-                    scores[spec.name].append(predictions[name].double().cpu().numpy())
+                    scores[spec.name].append(_of_positive(predictions[name].double().cpu().numpy()))
                     labels[spec.name].append(batch.labels[spec.label_name].double().numpy())
             for name, key in batch.keys.items():
                 keys.setdefault(name, []).append(key.numpy())
             rows += batch.size
             if rows >= MAX_DIAGNOSED_ROWS:
                 break
-    joined = [
-        {name: np.concatenate(parts) for name, parts in found.items() if parts}
-        for found in (scores, labels, keys)
-    ]
-    return joined[0], joined[1], joined[2]
+    return _joined(scores), _joined(labels), _joined(keys)
+
+
+def _joined(found: Mapping[str, list[npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
+    return {name: np.concatenate(parts) for name, parts in found.items() if parts}
+
+
+def _of_positive(probabilities: Floats) -> Floats:
+    """The probability of a positive, [rows], of a task with one logit or with two classes."""
+    return probabilities[:, 1] if probabilities.ndim == 2 else probabilities
 
 
 def _series(events: Sequence[Mapping[str, Any]], field: str) -> dict[str, Any]:

@@ -181,6 +181,21 @@ def test_the_report_is_one_file_without_links_outside(
     assert not outside, outside
 
 
+def test_a_task_of_two_classes_is_calibrated_as_one_of_one_logit_is(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
+) -> None:
+    config = load_config(trained[0])
+    config.model_dir = str(tmp_path)
+    config.train_config.num_epochs, config.train_config.num_steps = 0, 2
+    model = config.model_config
+    model.num_class = 2
+    model.losses[0].softmax_cross_entropy.SetInParent()
+    result = recgrad.train(config)
+    page = write_report(result.model_dir, tmp_path / "report.html").read_text()
+    assert "<h2>Calibration</h2>" in page
+    assert "AUC by size of user_id groups" in page
+
+
 def test_a_report_without_its_data_says_so(
     trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
 ) -> None:
