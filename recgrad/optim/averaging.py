@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recgrad.errors import CheckpointError
+from recgrad.optim.bounds import below_one
 from recgrad.optim.part import OptimizerPart, averages_weights, distinct_optimizers
 from recgrad.optim.roles import batch_norms
 
@@ -30,8 +31,7 @@ class EMA:
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, Tensor]], decay: float = 0.999) -> None:
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay must be in [0, 1), got {decay}")
+        below_one(decay, "decay")
         self.decay = decay
         self.updates = 0
         self.parameters = dict(named_parameters)

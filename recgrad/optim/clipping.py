@@ -10,6 +10,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from recgrad.optim.bounds import above, one_of
+
 #: Combines a tensor over all processes: their sum, or their maximum.
 Reduce = Callable[[Tensor, Literal["sum", "max"]], Tensor]
 
@@ -50,12 +52,9 @@ class GradientClipping:
     enable_global_grad_clip: bool = False
 
     def __post_init__(self) -> None:
-        if self.clipping_type not in ("norm", "value", "none"):
-            raise ValueError(f"clipping_type must be one of norm, value, none, got '{self.clipping_type}'")
-        if not self.max_gradient > 0:
-            raise ValueError(f"max_gradient must be greater than 0, got {self.max_gradient}")
-        if not self.norm_type > 0:
-            raise ValueError(f"norm_type must be greater than 0, got {self.norm_type}")
+        one_of(self.clipping_type, ("norm", "value", "none"), "clipping_type")
+        above(self.max_gradient, 0, "max_gradient")
+        above(self.norm_type, 0, "norm_type")
 
     def apply(
         self, dense: list[Tensor], sparse: Sequence[ClippedSparse], reduce: Reduce | None = None

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recgrad.optim.bounds import above, at_least, inside_unit
+
 PRECISIONS = {"BF16": torch.bfloat16, "FP16": torch.float16}
 _LARGEST = float(torch.finfo(torch.float32).max)
 
@@ -50,14 +52,10 @@ class LossScaler:
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
     ) -> None:
-        if not init_scale > 0:
-            raise ValueError(f"init_scale must be greater than 0, got {init_scale}")
-        if not growth_factor > 1:
-            raise ValueError(f"growth_factor must be greater than 1, got {growth_factor}")
-        if not 0 < backoff_factor < 1:
-            raise ValueError(f"backoff_factor must be between 0 and 1, got {backoff_factor}")
-        if not growth_interval >= 1:
-            raise ValueError(f"growth_interval must be at least 1, got {growth_interval}")
+        above(init_scale, 0, "init_scale")
+        above(growth_factor, 1, "growth_factor")
+        inside_unit(backoff_factor, "backoff_factor")
+        at_least(growth_interval, 1, "growth_interval")
         self.scale = float(init_scale)
         self.growth_factor = growth_factor
         self.backoff_factor = backoff_factor

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from recgrad.optim.bounds import above, at_least, below_one
 from recgrad.optim.part import OptimizerPart
 
 
@@ -56,12 +57,9 @@ def range_test(
     """
     if not 0 < start < end:
         raise ValueError(f"start and end must be 0 < start < end, got {start} and {end}")
-    if steps < 10:
-        raise ValueError(f"steps must be at least 10, got {steps}")
-    if not 0 <= smoothing < 1:
-        raise ValueError(f"smoothing must be in [0, 1), got {smoothing}")
-    if not divergence > 1:
-        raise ValueError(f"divergence must be greater than 1, got {divergence}")
+    at_least(steps, 10, "steps")
+    below_one(smoothing, "smoothing")
+    above(divergence, 1, "divergence")
     factor = (end / start) ** (1 / (steps - 1))
     rates: list[float] = []
     losses: list[float] = []

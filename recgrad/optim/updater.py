@@ -13,6 +13,7 @@ from torch import Tensor
 
 from recgrad.errors import RecgradError, nearest
 from recgrad.optim.averaging import EMA, Averages
+from recgrad.optim.bounds import at_least
 from recgrad.optim.clipping import GradientClipping, Reduce, total_norm
 from recgrad.optim.optimizer_state import check_parts, describe_part, load_optimizer, load_schedule
 from recgrad.optim.part import OptimizerPart, distinct_optimizers
@@ -83,8 +84,7 @@ class Updater:
         track_grad_norm: bool = False,
         keep_gradients: bool = False,
     ) -> None:
-        if accumulation_steps < 1:
-            raise ValueError(f"accumulation_steps must be at least 1, got {accumulation_steps}")
+        at_least(accumulation_steps, 1, "accumulation_steps")
         self.dense = tuple(dense)
         self.sparse = tuple(sparse)
         self.accumulation_steps = accumulation_steps
@@ -162,11 +162,6 @@ class Updater:
         if self._micro_batches == 0:
             return StepResult(False, False, None, self.rates())
         return self._update()
-
-    def discard(self) -> None:
-        """Drops the gradients of the micro-batches that are in."""
-        self._micro_batches = 0
-        self._zero()
 
     def start_epoch(self, n: int) -> None:
         """Says that n epochs are finished; schedules by epoch go by it."""

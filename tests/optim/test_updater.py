@@ -68,16 +68,6 @@ def test_flush_updates_with_the_mean_of_what_is_there(make_run, batch_of):
     same(whole.model.weights(), parts.model.weights(), rtol=1e-4, atol=1e-6)
 
 
-def test_discard_drops_what_is_accumulated(make_run):
-    plain, other = make_run(HALVES["sgd"]), make_run(HALVES["sgd"] + " gradient_accumulation_steps: 2")
-    other.micro(8, 99)
-    other.updater.discard()
-    plain.micro(8, 1)
-    other.micro(8, 1)
-    other.micro(8, 1)
-    same(plain.model.weights(), other.model.weights(), rtol=1e-5, atol=1e-6)
-
-
 SCALER = "grad_scaler { init_scale: 1024 growth_interval: 3 }"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recgrad.optim.bounds import above, at_least, at_most
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 
@@ -43,14 +44,11 @@ class Adafactor(ForeachOptimizer):
         weight_decay: float = 0.0,
         foreach: bool = True,
     ) -> None:
-        if not beta2_decay <= 0:
-            raise ValueError(f"beta2_decay must be at most 0, got {beta2_decay}")
-        if eps1 is not None and not eps1 >= 0:
-            raise ValueError(f"eps1 must be at least 0, got {eps1}")
-        if not eps2 >= 0:
-            raise ValueError(f"eps2 must be at least 0, got {eps2}")
-        if not d > 0:
-            raise ValueError(f"d must be greater than 0, got {d}")
+        at_most(beta2_decay, 0, "beta2_decay")
+        if eps1 is not None:
+            at_least(eps1, 0, "eps1")
+        at_least(eps2, 0, "eps2")
+        above(d, 0, "d")
         defaults = {
             "lr": lr,
             "beta2_decay": beta2_decay,

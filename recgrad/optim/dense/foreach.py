@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recgrad.optim.bounds import at_least
 from recgrad.optim.dense.optimizer import Params
 from recgrad.optim.eager import EagerOptimizer
 
@@ -22,10 +23,8 @@ class ForeachOptimizer(EagerOptimizer):
     """
 
     def __init__(self, params: Params, defaults: dict[str, Any], *, foreach: bool = True) -> None:
-        if not defaults["lr"] >= 0:
-            raise ValueError(f"lr must be at least 0, got {defaults['lr']}")
-        if not defaults["weight_decay"] >= 0:
-            raise ValueError(f"weight_decay must be at least 0, got {defaults['weight_decay']}")
+        for name in ("lr", "weight_decay"):
+            at_least(defaults[name], 0, name)
         super().__init__(params, {**defaults, "foreach": foreach})
 
     @abstractmethod

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from recgrad.optim.bounds import above, at_least, below_one
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 
@@ -43,12 +44,9 @@ class Lars(ForeachOptimizer):
         adapt: bool | None = None,
         foreach: bool = True,
     ) -> None:
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {momentum}")
-        if not trust_coefficient > 0:
-            raise ValueError(f"trust_coefficient must be greater than 0, got {trust_coefficient}")
-        if not eps >= 0:
-            raise ValueError(f"eps must be at least 0, got {eps}")
+        below_one(momentum, "momentum")
+        above(trust_coefficient, 0, "trust_coefficient")
+        at_least(eps, 0, "eps")
         if nesterov and momentum == 0:
             raise ValueError("nesterov needs a momentum greater than 0, got 0")
         defaults = {

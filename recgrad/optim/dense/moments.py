@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recgrad.optim.bounds import at_least, below_one
+
 
 def check_moments(beta1: float, beta2: float, eps: float) -> None:
     """Raises unless both betas are in [0, 1) and eps is at least 0."""
     check_betas(beta1, beta2)
-    if not eps >= 0:
-        raise ValueError(f"eps must be at least 0, got {eps}")
+    at_least(eps, 0, "eps")
 
 
 def check_betas(beta1: float, beta2: float) -> None:
     """Raises unless both are in [0, 1)."""
     for name, value in (("beta1", beta1), ("beta2", beta2)):
-        if not 0 <= value < 1:
-            raise ValueError(f"{name} must be in [0, 1), got {value}")
+        below_one(value, name)
 
 
 def no_moments(parameter: Tensor) -> dict[str, Any]:

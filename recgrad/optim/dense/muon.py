@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from recgrad.optim.bounds import below_one, one_of
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 
@@ -48,12 +49,10 @@ class Muon(ForeachOptimizer):
         scale: str = "MATCH_RMS",
         foreach: bool = True,
     ) -> None:
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {momentum}")
+        below_one(momentum, "momentum")
         if not 1 <= ns_steps <= 100:
             raise ValueError(f"ns_steps must be in [1, 100], got {ns_steps}")
-        if scale not in ("MATCH_RMS", "SPECTRAL"):
-            raise ValueError(f"scale must be one of MATCH_RMS, SPECTRAL, got '{scale}'")
+        one_of(scale, ("MATCH_RMS", "SPECTRAL"), "scale")
         defaults = {
             "lr": lr,
             "momentum": momentum,

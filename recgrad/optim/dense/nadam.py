@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recgrad.optim.bounds import at_least
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.moments import check_moments, decay_weights, no_moments, update_moments
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
@@ -38,8 +39,7 @@ class NAdam(ForeachOptimizer):
         foreach: bool = True,
     ) -> None:
         check_moments(beta1, beta2, eps)
-        if not momentum_decay >= 0:
-            raise ValueError(f"momentum_decay must be at least 0, got {momentum_decay}")
+        at_least(momentum_decay, 0, "momentum_decay")
         defaults = {
             "lr": lr,
             "betas": (beta1, beta2),

@@ -79,14 +79,3 @@ def fuse(
     if use_fused:
         keep_gradients_contiguous(optimizer)
     return optimizer
-
-
-def check_range(
-    name: str, value: float, low: float, high: float = float("inf"), *, open_high: bool = False
-) -> None:
-    """Raises unless low ≤ value ≤ high (value < high when open_high)."""
-    if not (low <= value < high if open_high else low <= value <= high):
-        bounds = (
-            f"at least {low}" if high == float("inf") else f"in [{low}, {high}{')' if open_high else ']'}"
-        )
-        raise ValueError(f"{name} must be {bounds}, got {value}")

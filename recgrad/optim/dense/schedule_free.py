@@ -6,7 +6,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from recgrad.optim.dense.optimizer import Params, check_range, keep_gradients_contiguous
+from recgrad.optim.bounds import at_least, below_one, inside_unit
+from recgrad.optim.dense.optimizer import Params, keep_gradients_contiguous
 from recgrad.optim.eager import eager
 
 
@@ -23,13 +24,12 @@ def schedule_free(
         options: the rest; `momentum`, or the first of `betas`, mixes the average in and is
             between 0 and 1.
     """
-    check_range("lr", lr, 0)
-    check_range("weight_decay", weight_decay, 0)
+    at_least(lr, 0, "lr")
+    at_least(weight_decay, 0, "weight_decay")
     name, mixing = ("beta1", options["betas"][0]) if "betas" in options else ("momentum", options["momentum"])
-    if not 0 < mixing < 1:
-        raise ValueError(f"{name} must be between 0 and 1, got {mixing}")
+    inside_unit(mixing, name)
     if "betas" in options:
-        check_range("beta2", options["betas"][1], 0, 1, open_high=True)
+        below_one(options["betas"][1], "beta2")
     optimizer: Any = eager(kind)(params, lr=lr, weight_decay=weight_decay, **options)
     optimizer.train()
     made: Optimizer = optimizer

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from recgrad.optim.bounds import at_least, below_one
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.moments import check_moments, no_moments
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
@@ -49,10 +50,9 @@ class Soap(ForeachOptimizer):
         foreach: bool = True,
     ) -> None:
         check_moments(beta1, beta2, eps)
-        if shampoo_beta is not None and not 0 <= shampoo_beta < 1:
-            raise ValueError(f"shampoo_beta must be in [0, 1), got {shampoo_beta}")
-        if precondition_frequency < 1:
-            raise ValueError(f"precondition_frequency must be at least 1, got {precondition_frequency}")
+        if shampoo_beta is not None:
+            below_one(shampoo_beta, "shampoo_beta")
+        at_least(precondition_frequency, 1, "precondition_frequency")
         defaults = {
             "lr": lr,
             "betas": (beta1, beta2),

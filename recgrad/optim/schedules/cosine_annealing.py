@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from recgrad.optim.schedules.schedule import SCHEDULES, Schedule, at_least
+from recgrad.optim.bounds import at_least
+from recgrad.optim.schedules.schedule import SCHEDULES, Schedule
 
 
 def half_cosine(progress: float) -> float:

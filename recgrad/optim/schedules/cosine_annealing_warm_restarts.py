@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from recgrad.optim.bounds import at_least
 from recgrad.optim.schedules.cosine_annealing import half_cosine
-from recgrad.optim.schedules.schedule import SCHEDULES, Schedule, at_least
+from recgrad.optim.schedules.schedule import SCHEDULES, Schedule
 
 
 @SCHEDULES.register("cosine_annealing_warm_restarts_learning_rate")

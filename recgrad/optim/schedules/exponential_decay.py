@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from recgrad.optim.schedules.schedule import SCHEDULES, Schedule, at_least
+from recgrad.optim.bounds import above, at_least
+from recgrad.optim.schedules.schedule import SCHEDULES, Schedule
 
 
 @SCHEDULES.register("exponential_decay_learning_rate")
@@ -31,8 +32,7 @@ class ExponentialDecay(Schedule):
         )
         at_least(decay_size, 1, "decay_size")
         at_least(min_learning_rate, 0, "min_learning_rate")
-        if not decay_factor > 0:
-            raise ValueError(f"decay_factor must be greater than 0, got {decay_factor}")
+        above(decay_factor, 0, "decay_factor")
         self.decay_size = decay_size
         self.decay_factor = decay_factor
         self.staircase = staircase

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from recgrad.optim.bounds import above, at_least, one_of
 from recgrad.optim.schedules.cosine_annealing import half_cosine
-from recgrad.optim.schedules.schedule import SCHEDULES, Schedule, at_least, one_of
+from recgrad.optim.schedules.schedule import SCHEDULES, Schedule
 
 
 @SCHEDULES.register("one_cycle_learning_rate")
@@ -45,8 +46,8 @@ class OneCycle(Schedule):
         )
         at_least(total_size, 1, "total_size")
         one_of(anneal, ("cos", "linear"), "anneal")
-        if max_lr is not None and not max_lr > 0:
-            raise ValueError(f"max_lr must be greater than 0, got {max_lr}")
+        if max_lr is not None:
+            above(max_lr, 0, "max_lr")
         if not 0 <= pct_start <= (0.5 if three_phase else 1):
             raise ValueError(
                 f"pct_start must be in [0, {0.5 if three_phase else 1}]"

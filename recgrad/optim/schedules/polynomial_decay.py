@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from recgrad.optim.schedules.schedule import SCHEDULES, Schedule, at_least
+from recgrad.optim.bounds import above, at_least
+from recgrad.optim.schedules.schedule import SCHEDULES, Schedule
 
 
 @SCHEDULES.register("polynomial_decay_learning_rate")
@@ -30,8 +31,7 @@ class PolynomialDecay(Schedule):
         )
         at_least(decay_size, 1, "decay_size")
         at_least(min_learning_rate, 0, "min_learning_rate")
-        if not power > 0:
-            raise ValueError(f"power must be greater than 0, got {power}")
+        above(power, 0, "power")
         self.decay_size = decay_size
         self.power = power
         self.min_learning_rate = min_learning_rate

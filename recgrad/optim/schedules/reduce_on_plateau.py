@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from recgrad.optim.schedules.schedule import SCHEDULES, Schedule, at_least, one_of
+from recgrad.optim.bounds import at_least, inside_unit, one_of
+from recgrad.optim.schedules.schedule import SCHEDULES, Schedule
 
 
 @SCHEDULES.register("reduce_on_plateau_learning_rate")
@@ -44,8 +45,7 @@ class ReduceOnPlateau(Schedule):
         super().__init__(warmup_size=warmup_size, warmup_learning_rate=warmup_learning_rate)
         one_of(mode, ("max", "min"), "mode")
         one_of(threshold_mode, ("rel", "abs"), "threshold_mode")
-        if not 0 < factor < 1:
-            raise ValueError(f"factor must be between 0 and 1, got {factor}")
+        inside_unit(factor, "factor")
         at_least(patience, 0, "patience")
         at_least(threshold, 0, "threshold")
         at_least(cooldown, 0, "cooldown")

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from recgrad.config.messages import chosen, to_kwargs
 from recgrad.errors import ConfigError, Problem
+from recgrad.optim.bounds import at_least
 from recgrad.registry import Registry
 
 SCHEDULES: Registry[type[Schedule]] = Registry("schedule", "recgrad.optim.schedules")
@@ -113,19 +114,26 @@ def build_schedule(message: Message, *, where: str = "learning_rate") -> Schedul
         raise ConfigError([Problem(f"{where}.{name}", str(error))]) from error
 
 
+def build_schedules(config: Message, *, where: str) -> list[Schedule]:
+    """The schedule of a half's main optimizer, then those of its part_optimizers.
+
+    A part without one of its own follows the main one's, the very same object.
+
+    Args:
+        config: a DenseOptimizer or SparseOptimizer message.
+        where: its path in the config, for errors.
+    """
+    message: Any = config
+    main = build_schedule(message, where=where)
+    return [main] + [
+        main
+        if chosen(part, "learning_rate") is None
+        else build_schedule(part, where=f"{where}.part_optimizers[{i}]")
+        for i, part in enumerate(message.part_optimizers)
+    ]
+
+
 def required_arguments(component: Any) -> set[str]:
     """The keyword arguments of a component that have no default."""
     parameters = inspect.signature(component).parameters.values()
     return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
-
-
-def at_least(value: float, bound: float, name: str) -> None:
-    """Raises unless value ≥ bound."""
-    if not value >= bound:
-        raise ValueError(f"{name} must be at least {bound}, got {value}")
-
-
-def one_of(value: str, known: tuple[str, ...], name: str) -> None:
-    """Raises unless the value is one of the known ones."""
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}, got '{value}'")

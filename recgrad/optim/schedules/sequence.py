@@ -7,7 +7,8 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from recgrad.optim.schedules.schedule import SCHEDULES, Schedule, at_least, build_schedule
+from recgrad.optim.bounds import at_least
+from recgrad.optim.schedules.schedule import SCHEDULES, Schedule, build_schedule
 
 
 @SCHEDULES.register("sequence_learning_rate")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from recgrad.optim.schedules.schedule import SCHEDULES, Schedule, at_least
+from recgrad.optim.bounds import at_least
+from recgrad.optim.schedules.schedule import SCHEDULES, Schedule
 
 
 @SCHEDULES.register("step_decay_learning_rate")

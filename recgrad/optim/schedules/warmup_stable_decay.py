@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from recgrad.optim.bounds import at_least, one_of
 from recgrad.optim.schedules.cosine_annealing import half_cosine
-from recgrad.optim.schedules.schedule import SCHEDULES, Schedule, at_least, one_of
+from recgrad.optim.schedules.schedule import SCHEDULES, Schedule
 
 
 @SCHEDULES.register("warmup_stable_decay_learning_rate")

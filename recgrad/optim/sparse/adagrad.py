@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer, check_range
+from recgrad.optim.bounds import at_least
+from recgrad.optim.sparse.optimizer import LEAST_EPS, SPARSE_OPTIMIZERS, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
 
 
@@ -44,8 +45,8 @@ class Adagrad(SparseOptimizer):
     @classmethod
     def check(cls, group: dict[str, Any]) -> None:
         """ε > 0 keeps a zero gradient on a zero sum from giving NaN."""
-        check_range(group, "eps", 1e-38, float("inf"))
-        check_range(group, "initial_accumulator_value", 0, float("inf"))
+        at_least(group["eps"], LEAST_EPS, "eps")
+        at_least(group["initial_accumulator_value"], 0, "initial_accumulator_value")
 
     @classmethod
     def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer, check_range
+from recgrad.optim.bounds import at_least, below_one
+from recgrad.optim.sparse.optimizer import LEAST_EPS, SPARSE_OPTIMIZERS, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
 
 
@@ -30,13 +31,6 @@ def adam_scalars(group: dict[str, Any], step: int) -> tuple[float, ...]:
     return rate, beta1, 1 - beta1, beta2, 1 - beta2, 1 / (1 - beta2**step), group["eps"]
 
 
-def check_adam(group: dict[str, Any]) -> None:
-    """Refuse betas outside [0, 1) and ε ≤ 0."""
-    check_range(group, "beta1", 0, 1, open_high=True)
-    check_range(group, "beta2", 0, 1, open_high=True)
-    check_range(group, "eps", 1e-38, float("inf"))
-
-
 class AdamKind(SparseOptimizer):
     """What optimizers with Adam's hyperparameters have in common."""
 
@@ -57,7 +51,9 @@ class AdamKind(SparseOptimizer):
     @classmethod
     def check(cls, group: dict[str, Any]) -> None:
         """Refuse betas outside [0, 1) and ε ≤ 0."""
-        check_adam(group)
+        below_one(group["beta1"], "beta1")
+        below_one(group["beta2"], "beta2")
+        at_least(group["eps"], LEAST_EPS, "eps")
 
     @classmethod
     def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer, check_range
+from recgrad.optim.bounds import at_least, at_most
+from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
 
 
@@ -65,8 +66,8 @@ class Ftrl(SparseOptimizer):
     def check(cls, group: dict[str, Any]) -> None:
         """Refuse negative penalties and a positive power."""
         for name in ("l1", "l2", "initial_accumulator_value"):
-            check_range(group, name, 0, float("inf"))
-        check_range(group, "lr_power", float("-inf"), 0)
+            at_least(group[name], 0, name)
+        at_most(group["lr_power"], 0, "lr_power")
 
     @classmethod
     def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:

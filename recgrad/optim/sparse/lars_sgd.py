@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer, check_range, decay
+from recgrad.optim.bounds import above, below_one
+from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer, decay
 from recgrad.optim.sparse.rowwise import square_sum, trust_ratio
 from recgrad.optim.sparse.rule import State, sparse_rule
 
@@ -52,9 +53,8 @@ class LarsSGD(SparseOptimizer):
     @classmethod
     def check(cls, group: dict[str, Any]) -> None:
         """Refuse momentum outside [0, 1), and a trust coefficient of 0: a ratio of 0 counts as 1."""
-        check_range(group, "momentum", 0, 1, open_high=True)
-        if not group["trust_coefficient"] > 0:
-            raise ValueError(f"trust_coefficient must be greater than 0, got {group['trust_coefficient']}")
+        below_one(group["momentum"], "momentum")
+        above(group["trust_coefficient"], 0, "trust_coefficient")
 
     @classmethod
     def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:

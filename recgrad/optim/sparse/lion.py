@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer, check_range
+from recgrad.optim.bounds import below_one
+from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
 
 
@@ -38,8 +39,8 @@ class Lion(SparseOptimizer):
     @classmethod
     def check(cls, group: dict[str, Any]) -> None:
         """Refuse betas outside [0, 1)."""
-        check_range(group, "beta1", 0, 1, open_high=True)
-        check_range(group, "beta2", 0, 1, open_high=True)
+        below_one(group["beta1"], "beta1")
+        below_one(group["beta2"], "beta2")
 
     @classmethod
     def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:

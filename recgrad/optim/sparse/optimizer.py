@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from recgrad.errors import CheckpointError
+from recgrad.optim.bounds import above, at_least
 from recgrad.optim.eager import EagerOptimizer
 from recgrad.optim.sparse.rule import State
 from recgrad.registry import Registry
@@ -19,6 +20,7 @@ from recgrad.registry import Registry
 Array = npt.NDArray[Any]
 
 DECAY_MODES = ("NONE", "L2", "DECOUPLE")
+LEAST_EPS = 1e-38  # about the least normal float32: a smaller one may count as 0 in a kernel
 _RESERVED = "t"
 
 
@@ -332,10 +334,8 @@ def decay(group: dict[str, Any]) -> tuple[float, float]:
 
 def _check(group: dict[str, Any], kind: type[SparseOptimizer]) -> None:
     """Refuse settings that make no sense or would have no effect."""
-    if group["lr"] < 0:
-        raise ValueError(f"lr must not be negative, got {group['lr']}")
-    if group["weight_decay"] < 0:
-        raise ValueError(f"weight_decay must not be negative, got {group['weight_decay']}")
+    for name in ("lr", "weight_decay"):
+        at_least(group[name], 0, name)
     if group["weight_decay_mode"] is None:
         group["weight_decay_mode"] = kind.default_decay_mode if group["weight_decay"] else "NONE"
     mode = group["weight_decay_mode"]
@@ -348,26 +348,19 @@ def _check(group: dict[str, Any], kind: type[SparseOptimizer]) -> None:
             "weight_decay needs weight_decay_mode L2 or DECOUPLE to have an effect, "
             f"got NONE with {group['weight_decay']}"
         )
-    if group["gradient_clipping"] and not group["max_gradient"] > 0:
-        raise ValueError(f"max_gradient must be positive, got {group['max_gradient']}")
+    if group["gradient_clipping"]:
+        above(group["max_gradient"], 0, "max_gradient")
     kind.check(group)
-
-
-def check_range(group: dict[str, Any], name: str, low: float, high: float, open_high: bool = False) -> None:
-    """Refuse a hyperparameter outside low … high."""
-    value = group[name]
-    if not (low <= value < high if open_high else low <= value <= high):
-        raise ValueError(f"{name} must be in [{low}, {high}{')' if open_high else ']'}, got {value}")
 
 
 SPARSE_OPTIMIZERS: Registry[type[SparseOptimizer]] = Registry("sparse optimizer", "recgrad.optim.sparse")
 
 __all__ = [
     "DECAY_MODES",
+    "LEAST_EPS",
     "SPARSE_OPTIMIZERS",
     "Combined",
     "SparseOptimizer",
     "Update",
-    "check_range",
     "decay",
 ]

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer, check_range
+from recgrad.optim.bounds import at_least, below_one
+from recgrad.optim.sparse.optimizer import LEAST_EPS, SPARSE_OPTIMIZERS, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
 
 
@@ -37,8 +38,8 @@ class RMSprop(SparseOptimizer):
     @classmethod
     def check(cls, group: dict[str, Any]) -> None:
         """Refuse α outside [0, 1) and ε ≤ 0."""
-        check_range(group, "alpha", 0, 1, open_high=True)
-        check_range(group, "eps", 1e-38, float("inf"))
+        below_one(group["alpha"], "alpha")
+        at_least(group["eps"], LEAST_EPS, "eps")
 
     @classmethod
     def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from recgrad.optim.sparse.adagrad import Adagrad
@@ -30,8 +28,3 @@ class RowWiseAdagrad(Adagrad):
     rule = staticmethod(rowwise_adagrad)
     whole_rows = True
     states = (State("sum", per_row=True, initial="initial_accumulator_value"),)
-
-    @classmethod
-    def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:
-        """η, ε."""
-        return group["lr"], group["eps"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -201,16 +202,21 @@ def test_initial_accumulator_reaches_rows_that_were_there_before(tools: Any) -> 
     ("kind", "options", "message"),
     [
         ("adam_optimizer", {"beta1": 1.0}, r"beta1 must be in \[0, 1\), got 1.0"),
-        ("adagrad_optimizer", {"lr": -1.0}, "lr must not be negative, got -1.0"),
+        ("sgd_optimizer", {"lr": math.nan}, "lr must be at least 0, got nan"),
+        ("adagrad_optimizer", {"lr": -1.0}, "lr must be at least 0, got -1.0"),
         (
             "rowwise_adagrad_optimizer",
             {"weight_decay": 0.1, "weight_decay_mode": "NONE"},
             "got NONE with 0.1",
         ),
         ("sgd_optimizer", {"weight_decay_mode": "l2"}, "must be one of"),
-        ("sgd_optimizer", {"gradient_clipping": True, "max_gradient": 0.0}, "max_gradient must be positive"),
+        (
+            "sgd_optimizer",
+            {"gradient_clipping": True, "max_gradient": 0.0},
+            "max_gradient must be greater than 0",
+        ),
         ("lars_sgd_optimizer", {"trust_coefficient": 0.0}, "trust_coefficient must be greater than 0"),
-        ("ftrl_optimizer", {"lr_power": 0.5}, "lr_power must be in"),
+        ("ftrl_optimizer", {"lr_power": 0.5}, "lr_power must be at most 0"),
     ],
 )
 def test_senseless_settings_are_refused(tools: Any, kind: str, options: Any, message: str) -> None:
