@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
 
 from recgrad.config.messages import chosen, to_kwargs
+from recgrad.config.patterns import assign_by_pattern
 from recgrad.errors import ConfigError, Problem
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, Combined, SparseOptimizer
 from recgrad.registry import import_object
@@ -92,11 +91,13 @@ def optimizers_by_table(config: Message, tables: Sequence[str]) -> dict[str, Tab
 
 def _sections(config: Any, tables: Sequence[str]) -> list[_Section]:
     """The main optimizer and the parts, each with its tables."""
-    parts = list(getattr(config, "part_optimizers", ()))
-    assigned = _assign(tables, [part.regex_pattern for part in parts])
+    parts = list(config.part_optimizers)
+    patterns = [part.regex_pattern for part in parts]
+    owners = assign_by_pattern(tables, patterns, f"{_WHERE}.part_optimizers", "table")
+    owned = [[name for name, o in zip(tables, owners) if o == owner] for owner in range(-1, len(parts))]
     places = [(config, _WHERE, "main")]
     places += [(part, f"{_WHERE}.part_optimizers[{i}]", part.regex_pattern) for i, part in enumerate(parts)]
-    return _all(partial(_section, *place, own) for place, own in zip(places, assigned, strict=True))
+    return _all(partial(_section, *place, own) for place, own in zip(places, owned, strict=True))
 
 
 def _section(config: Any, where: str, group: str, tables: Sequence[str]) -> _Section:
@@ -131,33 +132,3 @@ def _all(makers: Iterable[Callable[[], Any]]) -> list[Any]:
     if problems:
         raise ConfigError(problems)
     return made
-
-
-def _assign(tables: Sequence[str], patterns: Sequence[str]) -> list[list[str]]:
-    """The tables of the main optimizer, then those of each pattern."""
-    left = list(tables)
-    parts: list[list[str]] = []
-    problems: list[Problem] = []
-    for i, pattern in enumerate(patterns):
-        where = f"{_WHERE}.part_optimizers[{i}].regex_pattern"
-        try:
-            matching = [name for name in tables if re.fullmatch(pattern, name)]
-        except re.error as error:
-            problems.append(Problem(where, f"'{pattern}' is not a regular expression ({error})"))
-            continue
-        own = [name for name in matching if name in left]
-        if not matching:
-            problems.append(Problem(where, f"'{pattern}' matches no table{_nearest(pattern, tables)}"))
-        elif not own:
-            problems.append(Problem(where, f"'{pattern}' matches only tables that earlier patterns take"))
-        left = [name for name in left if name not in own]
-        parts.append(own)
-    if problems:
-        raise ConfigError(problems)
-    return [left, *parts]
-
-
-def _nearest(pattern: str, tables: Sequence[str]) -> str:
-    plain = re.sub(r"[^\w]+", "", pattern)
-    names = get_close_matches(plain, tables, n=3, cutoff=0.3) or list(tables)[:3]
-    return f"; the nearest are {', '.join(repr(name) for name in names)}" if names else ""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +12,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from recgrad.config.messages import chosen, to_kwargs
+from recgrad.config.patterns import assign_by_pattern
 from recgrad.errors import ConfigError, Problem, RecgradError
 from recgrad.optim.dense import DENSE_OPTIMIZERS
 from recgrad.optim.dense.optimizer import Factory
 from recgrad.optim.part import OptimizerPart, averages_weights, check_momentum
 from recgrad.optim.roles import NOT_ADAPTED, NOT_DECAYED, Role, guess_roles
-from recgrad.optim.schedules import Schedule, build_schedule
+from recgrad.optim.schedules import Schedule, build_schedules
 from recgrad.optim.schedules.schedule import required_arguments
 
 FALLBACK = "fallback_"
@@ -70,47 +69,6 @@ def build_dense_optimizers(
     return parts
 
 
-def assign_by_pattern(names: Sequence[str], patterns: Sequence[str], where: str, what: str) -> list[int]:
-    """For each name the position of the first pattern that matches all of it; −1 for none.
-
-    A pattern that gets nothing is an error that names the nearest of the names.
-    """
-    problems: list[Problem] = []
-    compiled: list[re.Pattern[str] | None] = []
-    for i, pattern in enumerate(patterns):
-        try:
-            compiled.append(re.compile(pattern))
-        except re.error as error:
-            compiled.append(None)
-            problems.append(
-                Problem(f"{where}[{i}].regex_pattern", f"'{pattern}' is not a regular expression: {error}")
-            )
-    owners = [
-        next((i for i, regex in enumerate(compiled) if regex is not None and regex.fullmatch(name)), -1)
-        for name in names
-    ]
-    for i, regex in enumerate(compiled):
-        if regex is None or i in owners:
-            continue
-        taken = sum(regex.fullmatch(name) is not None for name in names)
-        problem = (
-            f"all {taken} that '{regex.pattern}' matches are taken by earlier patterns; move it up"
-            if taken
-            else f"'{regex.pattern}' matches no {what} (it must match the whole name); "
-            f"nearest: {', '.join(nearest_names(regex.pattern, names)) or 'none'}"
-        )
-        problems.append(Problem(f"{where}[{i}].regex_pattern", problem))
-    if problems:
-        raise ConfigError(problems)
-    return owners
-
-
-def nearest_names(pattern: str, names: Sequence[str]) -> list[str]:
-    """The three names that are most like a pattern, read as if it were a name."""
-    plain = re.sub(r"[\\^$*+?()|\[\]{}]|\.(?=[*+?])", "", pattern)
-    return difflib.get_close_matches(plain, names, n=3, cutoff=0.0)
-
-
 def _sections(named: list[tuple[str, Tensor]], config: Any, where: str) -> list[_Section]:
     parts = list(config.part_optimizers)
     owners = assign_by_pattern(
@@ -119,16 +77,14 @@ def _sections(named: list[tuple[str, Tensor]], config: Any, where: str) -> list[
         f"{where}.part_optimizers",
         "dense parameter",
     )
-    shared = build_schedule(config, where=where)
+    schedules = build_schedules(config, where=where)
 
     def owned(owner: int) -> list[tuple[str, Tensor]]:
         return [item for item, o in zip(named, owners) if o == owner]
 
-    sections = [_Section("dense", where, config, shared, owned(-1))]
-    for i, part in enumerate(parts):
+    sections = [_Section("dense", where, config, schedules[0], owned(-1))]
+    for i, (part, schedule) in enumerate(zip(parts, schedules[1:], strict=True)):
         place = f"{where}.part_optimizers[{i}]"
-        own = chosen(part, "learning_rate") is not None
-        schedule = build_schedule(part, where=place) if own else shared
         sections.append(_Section(f"dense.{part.regex_pattern}", place, part, schedule, owned(i)))
     return sections
 

@@ -69,9 +69,7 @@ class OptimizerPart:
 
     def rate(self, base: float, n: int) -> float:
         """The rate of update n+1 for a group of the given base rate."""
-        if self.reference:
-            return self.schedule.rate(self.reference, n) * (base / self.reference)
-        return self.schedule.rate(base, n)
+        return scheduled_rate(self.schedule, base, self.reference, n)
 
     def set_rates(self, n: int) -> float:
         """Sets the rate (and momentum) of update n+1 on the groups; returns the first rate."""
@@ -82,6 +80,13 @@ class OptimizerPart:
             if cycled and momentum is not None:
                 set_momentum(group, momentum)
         return rates[0] if rates else 0.0
+
+
+def scheduled_rate(schedule: Schedule, base: float, reference: float | None, n: int) -> float:
+    """The rate of update n+1 for a base rate; with a reference, in its ratio to that one's rate."""
+    if reference:
+        return schedule.rate(reference, n) * (base / reference)
+    return schedule.rate(base, n)
 
 
 def distinct_optimizers(parts: Iterable[OptimizerPart]) -> list[Optimizer]:

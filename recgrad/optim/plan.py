@@ -13,8 +13,8 @@ from recgrad.config.messages import chosen, to_kwargs
 from recgrad.errors import ConfigError, Problem
 from recgrad.optim.dense import DENSE_OPTIMIZERS
 from recgrad.optim.groups import FALLBACK, config_options
-from recgrad.optim.part import OptimizerPart
-from recgrad.optim.schedules import Schedule, build_schedule
+from recgrad.optim.part import OptimizerPart, scheduled_rate
+from recgrad.optim.schedules import Schedule, build_schedules
 
 
 @dataclass(frozen=True)
@@ -26,21 +26,18 @@ class PlannedPart:
         base: the optimizer's own rate.
         schedule: what moves it.
         reference: the rate that the schedule is asked about, when it is another part's.
-        momentum: whether the optimizer has a momentum for the schedule to move; None when only
-            a model would tell.
+        momentum: whether the optimizer has a momentum for the schedule to move.
     """
 
     name: str
     base: float
     schedule: Schedule
     reference: float | None = None
-    momentum: bool | None = None
+    momentum: bool = False
 
     def rate(self, n: int) -> float:
         """The rate when n updates (epochs when the schedule goes by them) are finished."""
-        if self.reference:
-            return self.schedule.rate(self.reference, n) * (self.base / self.reference)
-        return self.schedule.rate(self.base, n)
+        return scheduled_rate(self.schedule, self.base, self.reference, n)
 
 
 def plan_parts(config: Message) -> list[PlannedPart]:
@@ -56,16 +53,14 @@ _Rates = Callable[[str, Any], Iterator[tuple[str, float, bool]]]
 
 
 def _plan_half(config: Any, half: str, where: str, rates: _Rates) -> Iterator[PlannedPart]:
-    shared = build_schedule(config, where=where)
     sections = [(half, where, config)]
     for i, part in enumerate(config.part_optimizers):
         sections.append((f"{half}.{part.regex_pattern}", f"{where}.part_optimizers[{i}]", part))
-    for name, place, section in sections:
+    schedules = build_schedules(config, where=where)
+    for (name, place, section), schedule in zip(sections, schedules, strict=True):
         choice = chosen(section, "optimizer")
         if choice is None:
             raise ConfigError([Problem(place, "has no optimizer; add one, such as adam_optimizer { }")])
-        own = chosen(section, "learning_rate") is not None
-        schedule = build_schedule(section, where=place) if own else shared
         main: float | None = None
         for suffix, base, momentum in rates(*choice):
             yield PlannedPart(name + suffix, base, schedule, main, momentum)

@@ -7,10 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 from google.protobuf.message import Message
 from torch.optim import Optimizer
 
-from recgrad.config.messages import chosen
 from recgrad.optim.clipping import ClippedSparse
 from recgrad.optim.part import OptimizerPart, check_momentum
-from recgrad.optim.schedules import build_schedule
+from recgrad.optim.schedules import build_schedules
 
 
 @runtime_checkable
@@ -47,19 +46,17 @@ def build_sparse_parts(optimizer: Optimizer, config: Message, where: str) -> lis
         where: its path in the config, for errors.
     """
     message: Any = config
-    shared = build_schedule(message, where=where)
-    schedules, sections = {}, {}
-    for i, section in enumerate(message.part_optimizers):
-        place = f"{where}.part_optimizers[{i}]"
-        sections[section.regex_pattern] = (section, place)
-        has_own = chosen(section, "learning_rate") is not None
-        schedules[section.regex_pattern] = build_schedule(section, where=place) if has_own else shared
+    shared, *schedules = build_schedules(message, where=where)
+    sections = {
+        section.regex_pattern: (section, f"{where}.part_optimizers[{i}]", schedule)
+        for i, (section, schedule) in enumerate(zip(message.part_optimizers, schedules, strict=True))
+    }
     parts = []
     for position, group in enumerate(optimizer.param_groups):
         pattern = group.get("name")
-        name = f"sparse.{pattern}" if pattern in schedules else "sparse"
-        part = OptimizerPart(name, optimizer, schedules.get(pattern, shared), groups=[position])
-        own, place = sections.get(pattern, (message, where))
+        name = f"sparse.{pattern}" if pattern in sections else "sparse"
+        own, place, schedule = sections.get(pattern, (message, where, shared))
+        part = OptimizerPart(name, optimizer, schedule, groups=[position])
         check_momentum(part, own, place)
         parts.append(part)
     return parts

@@ -63,7 +63,11 @@ def test_main_stays_when_patterns_take_every_table() -> None:
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("item", "part_optimizers[0].regex_pattern: 'item' matches no table; the nearest are 'item_id'"),
+        (
+            "item",
+            "part_optimizers[0].regex_pattern: 'item' matches no table (it must match the whole name); "
+            "nearest: item_id",
+        ),
         ("(", "'(' is not a regular expression"),
     ],
 )
@@ -75,7 +79,7 @@ def test_pattern_without_a_table_is_an_error(pattern: str, message: str) -> None
 
 def test_pattern_whose_tables_are_taken_is_an_error() -> None:
     part = 'part_optimizers { regex_pattern: "item_id" sgd_optimizer { lr: 1 } }'
-    with pytest.raises(ConfigError, match="matches only tables that earlier patterns take"):
+    with pytest.raises(ConfigError, match="all 1 that 'item_id' matches are taken by earlier patterns"):
         build(f"sgd_optimizer {{ lr: 1 }} {part} {part}")
 
 
