@@ -1,24 +1,74 @@
-"""What the front page shows is what the check accepts."""
+"""What the front page shows works, and the pages hang together."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
+import pytest
+
+from recgrad.cli.main import main
 from recgrad.config import load_config
 from recgrad.config.check import check_config
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+BLOCKS = (ROOT / "README.md").read_text().split("```")[1::2]
+
+
+def config_text() -> str:
+    (config,) = [block for block in BLOCKS if block.startswith("\n") and "model_config {" in block]
+    return config
+
+
+def commands() -> list[list[str]]:
+    """The commands of the front page that start with `recgrad`, in their order."""
+    lines = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("recgrad ")]
 
 
 def test_the_config_of_the_readme_is_sound(tmp_path: Path) -> None:
-    blocks = (ROOT / "README.md").read_text().split("```")[1::2]
-    (config,) = [block for block in blocks if block.startswith("\n") and "model_config {" in block]
-    (tmp_path / "readme.config").write_text(config)
-    assert check_config(load_config(tmp_path / "readme.config")).problems == ()
+    (tmp_path / "small.config").write_text(config_text())
+    report = check_config(load_config(tmp_path / "small.config"))
+    assert report.problems == ()
+    assert report.hints == ()
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_work_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.config").write_text(config_text())
+    steps = commands()
+    assert [step[0] for step in steps] == [
+        "synth", "check", "train", "train", "train", "eval", "predict", "list", "train",
+    ]  # fmt: skip
+    for step in steps:
+        # Several processes have tests of their own.
+        if "--nproc" not in step:
+            assert main(["20000" if word == "400000" else word for word in step]) == 0, step
+    (code,) = [block.removeprefix("python\n") for block in BLOCKS if block.startswith("python\n")]
+    exec(compile(code, "README.md", "exec"), {})
+    assert main(["train", "small.config"]) == 0
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [page.name for page in PAGES[1:] if f"{page.name})" not in text] == []
 
 
 def test_links_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\((?!https?:|#)([\w./-]+\.(?:md|py|config))", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+    for page in PAGES:
+        for target, heading in re.findall(r"\]\((?!https?:)([\w./-]*)(?:#([^)]*))?\)", page.read_text()):
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{page.name}: {target}"
+            if heading:
+                assert heading in anchors(linked), f"{page.name}: {target}#{heading}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What a page's headings are called in links: lower case, dashes for spaces, no other marks."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
