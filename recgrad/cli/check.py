@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from recgrad.cli.command import COMMANDS, Command, heavy_imports
+from recgrad.cli.command import COMMANDS, EXIT_USER_ERROR, Command, heavy_imports
 from recgrad.cli.run_flags import add_config_arguments, config_path
 from recgrad.errors import RecgradError
 
@@ -52,6 +52,6 @@ class Check(Command):
         if report.problems:
             count = len(report.problems)
             print(f"{count} problem{'s' if count > 1 else ''} in {path}", file=sys.stderr)
-            return 2
+            return EXIT_USER_ERROR
         print(f"{path}: no problems found")
         return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recgrad.cli.command import COMMANDS, Command
+from recgrad.cli.console import table_console
 from recgrad.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 EXIT_DIFFERENT = 1
 EXIT_DAMAGED = 2
-PIPE_WIDTH = 200
 
 
 @COMMANDS.register("ckpt")
@@ -45,15 +45,7 @@ class Ckpt(Command):
     def run(self, args: argparse.Namespace) -> int:
         """Do one of the actions."""
         actions = {"list": _list, "show": _show, "diff": _diff, "verify": _verify}
-        return actions[args.action](args, _console())
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    # A pipe has no width; names must not be cut for it.
-    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+        return actions[args.action](args, table_console())
 
 
 def _list(args: argparse.Namespace, console: Console) -> int:

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 
 from recgrad.registry import Registry
 
+EXIT_USER_ERROR = 2
+"""The exit code of what the user can fix."""
+
 
 class Command(ABC):
     """A command of `recgrad`; the first line of its docstring is its help text.

@@ -23,10 +23,10 @@ class Eval(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         path = config_path(args, "eval")
-        import json
         from pathlib import Path
 
         with heavy_imports():
+            from recgrad.training.hooks.events import as_json
             from recgrad.training.run import evaluate
             from recgrad.training.runtime import keep_freed_memory, use_all_cores
 
@@ -47,5 +47,5 @@ class Eval(Command):
         if args.eval_result_filename:
             target = Path(args.eval_result_filename)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(json.dumps(metrics, sort_keys=True) + "\n")
+            target.write_text(as_json({name: metrics[name] for name in sorted(metrics)}))
         return 0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from recgrad.cli.outcome import Outcome, judge
+from recgrad.cli.outcome import POLITE, Outcome, judge
 from recgrad.training.signals import HANDLED
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ LOOK_SECS = 0.05
 END_SECS = 30.0
 # Those that still wait for it to come cannot notice.
 MEET_SECS = 2.0
-MEETING = "meeting the other ranks"
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -130,7 +129,7 @@ class _Start:
         failed_at: float | None = None
         # Each is asked each time: one that has ended must be seen while others run.
         while None in (codes := [process.poll() for process in self._ranks]):
-            if failed_at is None and any(code not in (None, *_STOPPED) for code in codes):
+            if failed_at is None and any(code not in (None, *POLITE) for code in codes):
                 failed_at = time.monotonic()
             if failed_at is not None:
                 waited = time.monotonic() - failed_at
@@ -147,12 +146,11 @@ class _Start:
 
     def _meeting(self, codes: Sequence[int | None]) -> bool:
         """Whether all ranks that run wait for the one that has ended, before the run has begun."""
+        from recgrad.training.processes.board import MEETING
+
         beats = self._board.beats()
         running = [beats[rank] for rank, code in enumerate(codes) if code is None]
         return all(beat is None or beat.doing == MEETING for beat in running)
-
-
-_STOPPED = (0, *(128 + number for number in HANDLED))
 
 
 def _start_process(command: Sequence[str], variables: Mapping[str, object]) -> subprocess.Popen[bytes]:

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from recgrad.cli.command import COMMANDS, Command
+from recgrad.cli.console import table_console
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
-
-PIPE_WIDTH = 200
 
 KINDS = {
     "optimizers": ("dense_optimizer", "sparse_optimizer"),
@@ -51,7 +50,6 @@ class List(Command):
         parser.add_argument("name", nargs="?", help="show one of them in full")
 
     def run(self, args: argparse.Namespace) -> int:
-        from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
@@ -71,8 +69,7 @@ class List(Command):
             kind = entry.kind.partition("_")[0] if len(KINDS[args.kind]) > 1 else entry.kind
             cells = (entry.name, kind, entry.summary, ", ".join(entry.parameters), entry.paper)
             table.add_row(*map(Text, cells))  # as it is: [rows, 2] is no markup
-        console = Console()
-        Console(width=None if console.is_terminal else PIPE_WIDTH).print(table)
+        table_console().print(table)
         return 0
 
 

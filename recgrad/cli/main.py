@@ -9,12 +9,11 @@ import sys
 import warnings
 from collections.abc import Iterable, Sequence
 
-from recgrad.cli.command import COMMANDS
+from recgrad.cli.command import COMMANDS, EXIT_USER_ERROR
 from recgrad.errors import ProcessError, RecgradError
 from recgrad.training.signals import InterruptedBySignal
 from recgrad.version import __version__
 
-EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 
 

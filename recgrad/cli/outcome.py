@@ -7,13 +7,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from recgrad.cli.command import EXIT_USER_ERROR
+from recgrad.training.signals import HANDLED
+
 if TYPE_CHECKING:
     from recgrad.training.processes.board import Beat, Failure
 
 EXIT_FAILED = 1
-EXIT_USER_ERROR = 2
 SIGNALLED = 128
-STOPS = (signal.SIGTERM, signal.SIGINT)
+POLITE = frozenset({0, *(SIGNALLED + number for number in HANDLED)})
+"""Exit codes of ranks that have done their work, or stopped as they were asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,11 @@ def judge(
     if not any(codes):
         return Outcome(0)
     own_fault = failure is not None and failure.kind in ("error", "crash", "late")
-    polite = {0, *(SIGNALLED + number for number in STOPS)}
     if stopped_by and not own_fault:
-        if codes[0] in polite:  # it has said how to go on
+        if codes[0] in POLITE:  # it has said how to go on
             return Outcome(SIGNALLED + stopped_by)
         return Outcome(SIGNALLED + stopped_by, "stopped at once", restart=True)
-    if polite.issuperset(codes):
+    if POLITE.issuperset(codes):
         return Outcome(max(codes))
     if failure is not None and own_fault:
         if failure.kind == "error":
@@ -66,7 +68,7 @@ def judge(
         text = _ended(ended[0], codes[ended[0]], beats) if ended else failure.message
         return Outcome(EXIT_FAILED, text, restart=True)
     # It ended before it could say why on the board, and has said it on the terminal.
-    rank = next(rank for rank, code in enumerate(codes) if code > 0 and code not in polite)
+    rank = next(rank for rank, code in enumerate(codes) if code > 0 and code not in POLITE)
     if codes[rank] == EXIT_USER_ERROR:
         return Outcome(EXIT_USER_ERROR)
     return Outcome(EXIT_FAILED, _ended(rank, codes[rank], beats), restart=True)

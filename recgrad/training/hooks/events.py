@@ -71,13 +71,17 @@ class EventLog:
         _write_line(self._events, event)
 
 
+def as_json(value: Any) -> str:
+    """A line of JSON; what is undefined (nan, infinite) is null."""
+    return json.dumps(_without_nan(value), allow_nan=False) + "\n"
+
+
 def _write_line(file: IO[str], value: Any) -> None:
-    file.write(json.dumps(_without_nan(value), allow_nan=False) + "\n")
+    file.write(as_json(value))
     file.flush()
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON has no nan and no infinity: what is undefined is null."""
     if isinstance(value, dict):
         return {key: _without_nan(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -18,6 +18,8 @@ from recgrad.training.processes.environment import Environment
 
 # An answer of the store takes milliseconds; a store that needs more has trouble of its own.
 ANSWER_SECS = 10.0
+# What a rank is doing until all have come: the launcher goes by it when one of them never will.
+MEETING = "meeting the other ranks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from recgrad.errors import ProcessError, RecgradError
 from recgrad.training.processes.blame import comes_from_a_peer, find_cause, first_line
-from recgrad.training.processes.board import ANSWER_SECS, Board, Failure, connect, known
+from recgrad.training.processes.board import ANSWER_SECS, MEETING, Board, Failure, connect, known
 from recgrad.training.processes.device import CPU, backend_of, choose_device
 from recgrad.training.processes.environment import Environment, read_environment
 from recgrad.training.processes.heartbeat import (
@@ -180,7 +180,7 @@ class _Group(Processes):
         backend = backend_of(self.device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        self.doing("meeting the other ranks")
+        self.doing(MEETING)
         dist.init_process_group(
             backend,
             store=PrefixStore(f"group/{self.restarts}", self._store),
