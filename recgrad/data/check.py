@@ -14,9 +14,9 @@ from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
 from recgrad.data.order import plan_epoch
-from recgrad.data.readers.build import open_reader
+from recgrad.data.readers.build import check_declared, open_reader
 from recgrad.data.readers.reader import Reader
-from recgrad.data.targets import Targets, check_types, encode_targets, find_targets
+from recgrad.data.targets import Targets, check_number, check_types, encode_targets, find_targets
 from recgrad.errors import DataError, Problem, RecgradError
 
 
@@ -51,16 +51,22 @@ def _check_path(
     except RecgradError as error:
         return [Problem(where, str(error))]
     encoder = FeatureEncoder(features)
+    costs = [data.sample_cost_field] if data.sample_cost_field else []
+    columns = list(dict.fromkeys([*encoder.columns, *targets.columns, *costs]))
     problems = []
-    for name in dict.fromkeys([*encoder.columns, *targets.columns]):
+    for name in columns:
         try:
             reader.check_columns([name])
         except DataError as error:
             problems.append(Problem(where, str(error)))
     if problems:
         return problems
+    first_file = reader.files[reader.first_file]
     try:
-        check_types(targets, reader.schema, reader.files[reader.first_file])
+        check_declared(reader, data, columns)
+        check_types(targets, reader.schema, first_file)
+        for name in costs:
+            check_number("sample cost", name, reader.schema, first_file)
         found = _check_sample(reader, encoder, targets, sample_rows)
     except DataError as error:
         return [Problem(where, str(error))]

@@ -25,7 +25,7 @@ from recgrad.data.readers.build import check_declared, open_reader
 from recgrad.data.readers.reader import BLOCK_ROWS, Reader
 from recgrad.data.samplers.build import build_sampler
 from recgrad.data.shares import Lot, Share, deal_batches, deal_rows, join_lots, lots_left
-from recgrad.data.targets import Targets, check_types, find_targets
+from recgrad.data.targets import Targets, check_number, check_types, find_targets
 from recgrad.errors import DataError
 
 __all__ = ["Loader", "Position", "build_loader"]
@@ -339,7 +339,10 @@ def build_loader(
     columns = tuple(dict.fromkeys(needed))
     reader.check_columns(columns)
     check_declared(reader, data, columns)
-    check_types(targets, reader.schema, reader.files[reader.first_file])
+    first_file = reader.files[reader.first_file]
+    check_types(targets, reader.schema, first_file)
+    if settings.cost:
+        check_number("sample cost", settings.cost[0], reader.schema, first_file)
     unit_encoder = UnitEncoder(
         encoder=encoder,
         targets=targets,

@@ -19,11 +19,10 @@ same seed gives the same bytes, and rows of any number stream in constant memory
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -111,6 +110,8 @@ def write_synth(
     """
     if rows < 1:
         raise ValueError(f"rows must be at least 1, got {rows}")
+    if eval_rows is not None and eval_rows < 1:
+        raise ValueError(f"eval_rows must be at least 1, got {eval_rows}")
     if file_format not in WRITERS:
         raise ValueError(f"file_format must be one of {sorted(WRITERS)}, got '{file_format}'")
     folder = Path(out)
@@ -283,4 +284,7 @@ def _lists_as_text(block: pa.RecordBatch) -> pa.RecordBatch:
     return block.set_column(block.schema.get_field_index("click_seq"), "click_seq", text)
 
 
-WRITERS: dict[str, Any] = {"parquet": _write_parquet, "csv": _write_csv}
+WRITERS: dict[str, Callable[[Path, Iterator[pa.RecordBatch]], None]] = {
+    "parquet": _write_parquet,
+    "csv": _write_csv,
+}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
@@ -100,14 +101,18 @@ def check_types(targets: Targets, schema: pa.Schema, file: str) -> None:
                 "or say in data_config.positive_labels which texts count as 1"
             )
     for name in targets.weights:
-        if not _is_number(schema.field(name).type):
-            raise DataError(
-                f"data: sample weight '{name}' is {schema.field(name).type} in {file}; it must be a number"
-            )
+        check_number("sample weight", name, schema, file)
     for name in targets.keys:
         kind = schema.field(name).type
         if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or _is_text(kind)):
             raise DataError(f"data: key '{name}' is {kind} in {file}; it must be an integer or a string")
+
+
+def check_number(role: str, name: str, schema: pa.Schema, file: str) -> None:
+    """Raise a DataError for a column that must hold numbers and does not."""
+    kind = schema.field(name).type
+    if not _is_number(kind):
+        raise DataError(f"data: {role} '{name}' is {kind} in {file}; it must be a number")
 
 
 def encode_targets(targets: Targets, columns: Mapping[str, pa.Array], faults: Faults) -> EncodedTargets:
@@ -183,13 +188,15 @@ def _no_nulls(array: pa.Array, name: str, role: str, faults: Faults) -> pa.Array
     return array.fill_null(pa.scalar(filler, array.type))
 
 
-def _numbers(array: pa.Array) -> np.ndarray:
-    """int64 or float64 values."""
-    kind = pa.float64() if pa.types.is_floating(array.type) else pa.int64()
-    return array.cast(kind).to_numpy(zero_copy_only=False)
+def _numbers(array: pa.Array) -> npt.NDArray[np.int64] | npt.NDArray[np.float64]:
+    """int64 or float64 values; integers beyond int64 are rounded to floats."""
+    whole = not pa.types.is_floating(array.type)
+    if array.type == pa.uint64() and len(array):
+        whole = pc.max(array).as_py() < 2**63
+    return array.cast(pa.int64() if whole else pa.float64(), safe=False).to_numpy(zero_copy_only=False)
 
 
-def _note_not_finite(values: np.ndarray, column: str, feature: str, faults: Faults) -> None:
+def _note_not_finite(values: npt.NDArray[Any], column: str, feature: str, faults: Faults) -> None:
     bad = ~np.isfinite(values)
     faults.add(
         np.flatnonzero(bad),

@@ -119,6 +119,17 @@ def test_label_outside_0_and_1(bad_file, open_loader, value, shown):
     )
 
 
+def test_label_and_weight_beyond_a_signed_integer(bad_file, open_loader):
+    path = bad_file("label", 23, 2**63 + 5, label=pa.uint64())
+    assert error_of(open_loader, path).startswith(
+        "label label: label 9.223372036854776e+18 is neither 0 nor 1 (column 'label', row 23 of bad.parquet)"
+    )
+    loader = open_loader(path, TEXT + " sample_weight_fields: 'label'", model="losses { l2_loss {} }")
+    batch = next(batch for batch in loader.epoch() if 23 in batch.origin.row)
+    row = batch.origin.row.tolist().index(23)
+    assert batch.labels["label"][row] == batch.sample_weights["label"][row] == 2.0**63
+
+
 def test_label_is_free_where_the_loss_takes_it(bad_file, open_loader):
     loader = open_loader(bad_file("label", 23, 7), TEXT, model="losses { l2_loss {} }")
     assert sum(batch.size for batch in loader.epoch()) == 40
@@ -196,6 +207,14 @@ def test_costs_that_no_batch_can_hold(bad_file, open_loader, cost):
         f"sample cost cost: cost {shown} is not above 0 and at most batch_cost_size 60 (column "
         "'cost', row 11 of "
         "bad.parquet); correct the cost, or raise data_config.batch_cost_size"
+    )
+
+
+@pytest.mark.parametrize(("name", "kind"), [("user", "string"), ("clicks", "list<element: int64>")])
+def test_costs_that_are_no_numbers(write_rows, open_loader, name, kind):
+    text = TEXT + f" batch_cost_size: 60 sample_cost_field: '{name}'"
+    assert error_of(open_loader, write_rows([20]), text) == (
+        f"data: sample cost '{name}' is {kind} in part-0.parquet; it must be a number"
     )
 
 

@@ -62,6 +62,23 @@ def test_ids_out_of_range_in_a_sample_of_the_first_and_the_last_rows(check, make
     assert check(tmp_path / "a.parquet", text="label_fields: 'label' on_bad_row: SKIP") == []
 
 
+def test_declared_types_and_costs_are_looked_at(check, make_rows, tmp_path: Path):
+    pq.write_table(make_rows(10), tmp_path / "a.parquet")
+    declared = "label_fields: 'label' input_fields { input_name: 'cat' input_type: STRING }"
+    (problem,) = check(tmp_path / "a.parquet", text=declared)
+    assert problem.startswith(
+        "train_input_path: data: column 'cat' is int64 in a.parquet, but string in data_config"
+    )
+    cost = "label_fields: 'label' batch_cost_size: 9 sample_cost_field:"
+    (problem,) = check(tmp_path / "a.parquet", text=f"{cost} 'cots'")
+    assert problem.startswith("train_input_path: data: column 'cots' is not in a.parquet")
+    assert problem.endswith("; did you mean 'cost'?")
+    assert check(tmp_path / "a.parquet", text=f"{cost} 'user'") == [
+        "train_input_path: data: sample cost 'user' is string in a.parquet; it must be a number"
+    ]
+    assert check(tmp_path / "a.parquet", text=f"{cost} 'cost'") == []
+
+
 def test_wrong_types(check, make_rows, tmp_path: Path):
     pq.write_table(make_rows(10), tmp_path / "a.parquet")
     assert check(tmp_path / "a.parquet", text="label_fields: 'user'") == [

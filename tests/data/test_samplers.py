@@ -248,6 +248,65 @@ def test_bad_item_tables(two_towers, open_loader, tmp_path: Path, lines, message
     assert message in str(error.value)
 
 
+def write_items(path: Path, **columns: pa.Array) -> str:
+    """A parquet item table of 40 items with attributes in columns of their own."""
+    table = {
+        "id": pa.array(np.arange(40)),
+        "item": pa.array(np.arange(40)),
+        "kind": pa.array([f"k{i % 7}" for i in range(40)]),
+        "price": pa.array(np.arange(40) * 0.5, pa.float32()),
+    }
+    pq.write_table(pa.table({**table, **columns}), path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"id": pa.array([f"i{i}" for i in range(40)])}, "ids of item table '.*' must be 64-bit integers"),
+        ({"id": pa.array(np.arange(40) + 0.5)}, "ids of item table '.*' must be 64-bit integers"),
+        ({"id": pa.array([2**63 + i for i in range(40)], pa.uint64())}, "must be 64-bit integers"),
+        ({"weight": pa.array(["1"] * 39 + ["x"])}, "weights of item table '.*' must be numbers"),
+        ({"weight": pa.array([[1.0]] * 40)}, "weights of item table '.*' must be numbers"),
+    ],
+    ids=["text", "fractions", "unsigned", "text weights", "lists of weights"],
+)
+def test_columns_of_item_tables_that_do_not_fit(two_towers, open_loader, tmp_path: Path, columns, message):
+    items = write_items(tmp_path / "items.parquet", **columns)
+    with pytest.raises(DataError, match=message):
+        open_loader(two_towers[0], sampler_text(items), features=FEATURES, model=MODEL)
+
+
+@pytest.mark.parametrize("own", [pa.float64(), pa.uint64(), pa.int32()])
+def test_own_items_of_any_number_type_are_left_out(two_towers, open_loader, tmp_path: Path, own):
+    """Also beyond 2⁵³, where a float's text is no longer that of the integer, and beyond 2⁶³."""
+    first = 2**63 if own == pa.uint64() else 2**60 if own == pa.float64() else 2**20
+    step = 2**10 if own == pa.float64() else 1
+    table = pq.read_table(two_towers[0])
+    ids = pa.array(
+        np.array([first + step * item for item in table["item"].to_pylist()]).astype(own.to_pandas_dtype())
+    )
+    pq.write_table(table.append_column("own", ids), tmp_path / "clicks.parquet")
+    kind = pa.int64() if own == pa.float64() else own
+    items = write_items(
+        tmp_path / "items.parquet", id=pa.array([first + step * item for item in range(40)], kind)
+    )
+    text = sampler_text(items).replace("item_id_field: 'item'", "item_id_field: 'own'")
+    for batch in open_loader(str(tmp_path / "clicks.parquet"), text, features=FEATURES, model=MODEL).epoch():
+        drawn = batch.negatives.sparse["item"].values.tolist()
+        assert not set(drawn) & set(batch.sparse["item"].values.tolist())
+
+
+def test_own_items_that_are_no_items_are_refused(two_towers, open_loader, tmp_path: Path):
+    table = pq.read_table(two_towers[0])
+    own = pa.array(np.asarray(table["item"]) + 0.5)
+    pq.write_table(table.append_column("own", own), tmp_path / "clicks.parquet")
+    text = sampler_text(two_towers[1]).replace("item_id_field: 'item'", "item_id_field: 'own'")
+    loader = open_loader(str(tmp_path / "clicks.parquet"), text, features=FEATURES, model=MODEL)
+    with pytest.raises(DataError, match=r"ids of column 'own' must be 64-bit integers"):
+        list(loader.epoch())
+
+
 def test_a_bad_attribute_is_named_with_its_row(two_towers, open_loader, tmp_path: Path):
     lines = ["id:int64\tweight:float\tattrs:string", "500\t1\t500:k1:1"]
     (tmp_path / "bad.txt").write_text("\n".join(lines))

@@ -116,3 +116,9 @@ def test_pairs_of_ids_matter_more_than_ids_alone() -> None:
 def test_nonsense_is_refused(tmp_path: Path, rows: int, file_format: str) -> None:
     with pytest.raises(ValueError, match="must be"):
         synth.write_synth(tmp_path, rows, file_format=file_format)
+
+
+@pytest.mark.parametrize("eval_rows", [0, -1])
+def test_no_rows_to_evaluate_on_are_refused(tmp_path: Path, eval_rows: int) -> None:
+    with pytest.raises(ValueError, match=f"eval_rows must be at least 1, got {eval_rows}"):
+        synth.write_synth(tmp_path, 10, eval_rows=eval_rows)

@@ -32,7 +32,7 @@ class TableSource:
         attr_delimiter: what joins them.
         field_delimiter: what separates the columns of a text file.
         types: the type of each attribute's column in the training data, as text; "" keeps text.
-        hashed: ids are compared by hash, since they are strings here or in the training data.
+        hashed: ids are compared by hash, see `is_hashed`.
     """
 
     path: str
@@ -85,12 +85,29 @@ def load_items(source: TableSource, data: DataConfig) -> ItemTable:
         return table
 
 
-def item_keys(array: pa.Array, hashed: bool) -> npt.NDArray[np.int64]:
-    """Ids as int64: integers as they are, or hashes of text."""
+def item_keys(array: pa.Array, hashed: bool, where: str) -> npt.NDArray[np.int64]:
+    """Ids as int64: integers as they are, or hashes of text.
+
+    Args:
+        array: the ids, without nulls.
+        hashed: take hashes.
+        where: what has these ids, for errors.
+    """
     if hashed:
         return hash_array(array).view(np.int64)
-    keys: npt.NDArray[np.int64] = array.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    try:
+        keys: npt.NDArray[np.int64] = array.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowException as error:
+        raise DataError(
+            f"data: ids of {where} must be 64-bit integers, as item_id_field has numbers ({error}); "
+            "write both as integers, or both as text"
+        ) from error
     return keys
+
+
+def is_hashed(kind: pa.DataType) -> bool:
+    """Whether items of this type are compared by hash: all but numbers that int64 holds."""
+    return kind == pa.uint64() or not (pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _load(source: TableSource, data: DataConfig) -> ItemTable:
@@ -107,7 +124,7 @@ def _load(source: TableSource, data: DataConfig) -> ItemTable:
         raise DataError(f"data: item table '{source.path}' has no id in row {row}; give every item one")
     weights = _weights(table, source)
     columns = _attributes(table, source)
-    keys = item_keys(_array(ids), source.hashed)
+    keys = item_keys(_array(ids), source.hashed, f"item table '{source.path}'")
     return ItemTable(source.path, keys, weights, columns)
 
 
@@ -162,7 +179,10 @@ def _read_text(handle: pa.NativeFile, file: SourceFile, source: TableSource) -> 
 def _weights(table: pa.Table, source: TableSource) -> npt.NDArray[np.float64]:
     if "weight" not in table.column_names:
         return np.ones(table.num_rows)
-    weights = table.column("weight").cast(pa.float64()).to_numpy(zero_copy_only=False)
+    try:
+        weights = table.column("weight").cast(pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowException as error:
+        raise DataError(f"data: weights of item table '{source.path}' must be numbers ({error})") from error
     bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(bad):
         raise DataError(

@@ -17,7 +17,14 @@ from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
 from recgrad.data.order import random_bits
 from recgrad.data.samplers.alias import draw
-from recgrad.data.samplers.items import ItemTable, TableSource, attribute_types, item_keys, load_items
+from recgrad.data.samplers.items import (
+    ItemTable,
+    TableSource,
+    attribute_types,
+    is_hashed,
+    item_keys,
+    load_items,
+)
 from recgrad.data.samplers.sampler import SAMPLERS, Sampler
 from recgrad.errors import ConfigError, DataError, Problem
 
@@ -80,14 +87,13 @@ class NegativeSampler(Sampler):
         """The sampler of a NegativeSampler message; num_eval_sample counts in evaluation when it is set."""
         attributes = tuple(config.attr_fields)
         _check(config, features)
-        own = schema.field(config.item_id_field).type
         source = TableSource(
             path=config.input_path,
             attributes=attributes,
             attr_delimiter=config.attr_delimiter,
             field_delimiter=config.field_delimiter or "\t",
             types=attribute_types(attributes, schema),
-            hashed=not pa.types.is_integer(own),
+            hashed=is_hashed(schema.field(config.item_id_field).type),
         )
         return cls(
             load_items(source, data),
@@ -133,7 +139,7 @@ class NegativeSampler(Sampler):
             own = own.flatten()
         elif pa.types.is_string(own.type) and self._id_delimiter:
             own = pc.split_pattern(own, self._id_delimiter).flatten()
-        return np.unique(item_keys(own.drop_null(), self._hashed))
+        return np.unique(item_keys(own.drop_null(), self._hashed, f"column '{self.item_id_field}'"))
 
 
 def draw_others(
