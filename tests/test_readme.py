@@ -7,10 +7,14 @@ import shlex
 from pathlib import Path
 
 import pytest
+from google.protobuf.descriptor import Descriptor
 
 from recgrad.cli.main import main
-from recgrad.config import load_config
+from recgrad.config import PipelineConfig, load_config
 from recgrad.config.check import check_config
+from recgrad.config.check.unsupported import KINDS, UNSUPPORTED
+from recgrad.config.proto.data_pb2 import DatasetType
+from recgrad.training.capabilities import available
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
@@ -72,3 +76,30 @@ def anchors(page: Path) -> set[str]:
     """What a page's headings are called in links: lower case, dashes for spaces, no other marks."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_status_page_names_what_is_not_built() -> None:
+    text = (ROOT / "docs" / "status.md").read_text()
+    known = available()
+    names = [entry.partition(".")[2] for entry in UNSUPPORTED]
+    names += [name for name in DatasetType.keys() if name not in known["reader"]]  # noqa: SIM118
+    for (message, oneof), kind in KINDS.items():
+        members = MESSAGES[message].oneofs_by_name[oneof].fields
+        names += [field.name.removeprefix("sequence_") for field in members if field.name not in known[kind]]
+    assert len(names) > 25
+    assert [name for name in sorted(set(names)) if not re.search(rf"\b{name}\b", text)] == []
+
+
+def all_messages(descriptor: Descriptor) -> dict[str, Descriptor]:
+    """The messages of the schema by name."""
+    found: dict[str, Descriptor] = {}
+    stack = [descriptor]
+    while stack:
+        message = stack.pop()
+        if message.name not in found:
+            found[message.name] = message
+            stack += [field.message_type for field in message.fields if field.message_type is not None]
+    return found
+
+
+MESSAGES = all_messages(PipelineConfig.DESCRIPTOR)
