@@ -11,7 +11,11 @@ from recgrad.training.signals import StopRequest
 
 @COMMANDS.register("eval")
 class Eval(Command):
-    """Evaluate a checkpoint: the newest of the model dir, or any other, on any data."""
+    """Evaluate a checkpoint of the model dir, or any other, on any data.
+
+    Without --checkpoint_path it is the best one where the config keeps that (exporter_type best),
+    else the newest. MODEL_DIR/pipeline.config is the config of a run as it ran.
+    """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_config_arguments(parser)

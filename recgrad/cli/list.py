@@ -42,7 +42,8 @@ class Listed:
 class List(Command):
     """List what a config can name: optimizers, schedules, losses, metrics, models, features …
 
-    With a name after the kind, shows that one with all its parameters.
+    With a name after the kind, shows that one with all its parameters. Optimizers, losses, metrics
+    and models of your own go beside these, by import path: docs/extending.md.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,12 @@ from recgrad.training.signals import StopRequest
 
 @COMMANDS.register("predict")
 class Predict(Command):
-    """Write predictions for rows, in their order: a probability a task and the columns asked for."""
+    """Write predictions for rows, in their order: a probability a task and the columns asked for.
+
+    Without --checkpoint_path they are made by the best checkpoint of the model dir where the config
+    keeps that (exporter_type best), else by the newest. MODEL_DIR/pipeline.config is the config of a
+    run as it ran.
+    """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_config_arguments(parser)

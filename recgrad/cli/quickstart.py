@@ -12,7 +12,10 @@ from recgrad.cli.command import COMMANDS, Command
 
 @COMMANDS.register("quickstart")
 class Quickstart(Command):
-    """Write synthetic click data, train DeepFM on it, and compare its AUC with the best reachable."""
+    """Write synthetic click data, train DeepFM on it, and compare its AUC with the best reachable.
+
+    Ends with the commands to go on with.
+    """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--out", metavar="DIR", default="quickstart", help="(default: %(default)s)")
