@@ -173,7 +173,12 @@ def import_object(class_path: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise RecgradError(f"class_path '{class_path}': cannot import '{module_name}' ({error})") from error
+        # Another module that is missing is one that this module imports, and is found or not wherever it is.
+        missing = f"{module_name}.".startswith(f"{getattr(error, 'name', None)}.")
+        remedy = "; put the folder that it is in on PYTHONPATH, or install its package" if missing else ""
+        raise RecgradError(
+            f"class_path '{class_path}': cannot import '{module_name}' ({error}){remedy}"
+        ) from error
     if not hasattr(module, name):
         raise RecgradError(
             f"class_path '{class_path}': '{module_name}' has no '{name}'{nearest(name, vars(module))}"

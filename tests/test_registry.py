@@ -59,13 +59,28 @@ def test_registering_twice_raises(package: str) -> None:
     ("path", "message"),
     [
         ("Optimizer", "has no module"),
-        ("no_such_package.Thing", "cannot import 'no_such_package'"),
+        (
+            "no_such_package.Thing",
+            "cannot import 'no_such_package' .*; put the folder that it is in on PYTHONPATH",
+        ),
+        ("torch.no_such_part.Thing", "cannot import 'torch.no_such_part' .*; put the folder"),
         ("collections.OrderedDct", "has no 'OrderedDct'; did you mean 'OrderedDict'"),
     ],
 )
 def test_class_paths_that_lead_nowhere(path: str, message: str) -> None:
     with pytest.raises(RecgradError, match=message):
         import_object(path)
+
+
+def test_a_class_path_whose_module_misses_another_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needs_more.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(
+        RecgradError, match=r"cannot import 'needs_more' \(No module named 'no_such_package'\)$"
+    ):
+        import_object("needs_more.Thing")
 
 
 def test_nearest_stays_silent_when_nothing_is_near() -> None:
