@@ -171,7 +171,7 @@ def test_torchrun_with_one_process_is_a_plain_run(config: PipelineConfig, tmp_pa
     config.train_config.num_epochs = 1
     whole = recgrad.train(config, model_dir=tmp_path / "plain")
     save_config(config, tmp_path / "run.config")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "--master-port=29511"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "--standalone"]
     command += ["-m", "recgrad.train_eval", "--pipeline_config_path", str(tmp_path / "run.config")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -183,4 +183,4 @@ def test_torchrun_with_one_process_is_a_plain_run(config: PipelineConfig, tmp_pa
     )
     assert done.returncode == 0, done.stderr
     line = json.loads((tmp_path / "run/train_eval_result.txt").read_text())
-    assert line["auc"] == pytest.approx(whole.metrics["auc"], abs=2e-3)
+    assert line["auc"] == pytest.approx(whole.metrics["auc"], abs=2e-5)

@@ -197,7 +197,7 @@ def test_layout_of_weights_and_gradients_does_not_matter(name):
         a.step()
         b.step()
     for p, q in zip(plain, odd):
-        torch.testing.assert_close(p.data, q.data, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(p.data, q.data, rtol=5e-6, atol=5e-7)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -209,7 +209,7 @@ def test_gradients_of_another_layout_than_their_contiguous_parameter(name):
         odd.grad = plain.grad.T.contiguous().T
         a.step()
         b.step()
-    torch.testing.assert_close(plain.data, odd.data, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(plain.data, odd.data, rtol=5e-6, atol=5e-7)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in MATRICES_ONLY | {"custom_optimizer"}])

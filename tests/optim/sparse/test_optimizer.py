@@ -29,7 +29,7 @@ def test_accumulated_micro_batches_are_one_update(tools: Any) -> None:
     g = sum(batch.row_gradients(6, 30)[0] for batch in parts) / 3
     rows, weights = engines[0].export_table("table")
     step = 0.1 * g / (np.abs(g) + 1e-8)  # Adam's first step
-    np.testing.assert_allclose(weights, (start - step)[rows], atol=1e-5)
+    np.testing.assert_allclose(weights, (start - step)[rows], atol=5e-7)
     assert int(optimizer.export_state("table")["t"]) == 1
 
 
@@ -59,7 +59,7 @@ def test_norm_and_clipping_act_on_summed_rows(tools: Any) -> None:
     start = engine.tables["table"].initial(np.arange(12))
     optimizer.step()
     rows, weights = engine.export_table("table")
-    np.testing.assert_allclose(weights, (start - np.clip(0.5 * g, -0.2, 0.2))[rows], atol=1e-5)
+    np.testing.assert_allclose(weights, (start - np.clip(0.5 * g, -0.2, 0.2))[rows], atol=5e-7)
 
 
 def test_unscale_multiplies_and_finds_infinities(tools: Any) -> None:
@@ -267,5 +267,5 @@ def test_a_rule_in_a_file_of_the_users_own(tools: Any, tmp_path: Any, monkeypatc
         m[touched] = 0.5 * m[touched] + g[touched]
         w[touched] -= 0.1 * np.sign(m[touched])
     rows, weights = engine.export_table("table")
-    np.testing.assert_allclose(weights, w[rows], atol=1e-5)
+    np.testing.assert_allclose(weights, w[rows], atol=5e-7)
     del sys.modules["my_signum"]
