@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -38,8 +39,8 @@ class KeyedDense:
     @cached_property
     def columns(self) -> dict[str, tuple[int, int]]:
         """The first column and the width of each feature."""
-        starts = [sum(self.dims[:i]) for i in range(len(self.dims))]
-        return {key: (start, dim) for key, start, dim in zip(self.keys, starts, self.dims, strict=True)}
+        ends = accumulate(self.dims)
+        return {key: (end - dim, dim) for key, end, dim in zip(self.keys, ends, self.dims, strict=True)}
 
 
 @dataclass(frozen=True)

@@ -122,16 +122,8 @@ class UnitEncoder:
     ) -> Batch:
         encoded = self.encoder.encode(columns, size, faults, mask)
         targets = encode_targets(self.targets, columns, faults)
-        return Batch(
-            size=size,
-            dense=encoded.dense,
-            sparse=encoded.sparse,
-            sequence_lengths=encoded.sequence_lengths,
-            sequence_sparse=encoded.sequence_sparse,
-            sequence_dense=encoded.sequence_dense,
-            labels=targets.labels,
-            sample_weights=targets.sample_weights,
-            keys=targets.keys,
+        return encoded.batch(
+            size, labels=targets.labels, sample_weights=targets.sample_weights, keys=targets.keys
         )
 
     def _deliver(

@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from recgrad.data.batch import JaggedDense, KeyedDense, KeyedJagged
+from recgrad.data.batch import Batch, JaggedDense, KeyedDense, KeyedJagged
 from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
 from recgrad.data.features.build import in_order
@@ -30,6 +30,18 @@ class Encoded:
     sequence_lengths: Mapping[str, Tensor] = field(default_factory=dict)
     sequence_sparse: KeyedJagged | None = None
     sequence_dense: Mapping[str, JaggedDense] = field(default_factory=dict)
+
+    def batch(self, size: int, **more: Any) -> Batch:
+        """A batch of these features, and of `more` fields."""
+        return Batch(
+            size=size,
+            dense=self.dense,
+            sparse=self.sparse,
+            sequence_lengths=self.sequence_lengths,
+            sequence_sparse=self.sequence_sparse,
+            sequence_dense=self.sequence_dense,
+            **more,
+        )
 
 
 class FeatureEncoder:

@@ -94,8 +94,7 @@ class EpochPlan:
     def mask(self, window: int, probability: float) -> npt.NDArray[np.bool_]:
         """True with `probability` for each row of a window, in the order of delivery."""
         start, stop = self.window(window)
-        draws = random_bits(stop - start, self.seed, self.epoch, _MASK, self.rank, window)
-        return draws < np.uint64(min(int(probability * 2.0**64), 2**64 - 1))
+        return random_mask(stop - start, probability, self.seed, self.epoch, _MASK, self.rank, window)
 
 
 def plan_epoch(
@@ -189,6 +188,11 @@ def random_bits(count: int, *key: int) -> npt.NDArray[np.uint64]:
     """
     bits: npt.NDArray[np.uint64] = np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
     return bits
+
+
+def random_mask(count: int, probability: float, *key: int) -> npt.NDArray[np.bool_]:
+    """`count` truth values, each true with `probability`, that depend on `key` alone."""
+    return random_bits(count, *key) < np.uint64(min(int(probability * 2.0**64), 2**64 - 1))
 
 
 def permutation(count: int, *key: int) -> npt.NDArray[np.int64]:

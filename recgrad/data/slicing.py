@@ -7,7 +7,7 @@ then cut from the result.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +82,7 @@ def _cut_jagged(
         bag_bounds.append(list(bounds) if at is None else at[list(bounds)].tolist())
     if jagged.single and count and all(item == bag_bounds[0] for item in bag_bounds):
         return _cut_single(jagged, bag_bounds[0])
-    first_bag = [sum(jagged.bag_counts[:i]) for i in range(count)]
+    first_bag = [0, *accumulate(jagged.bag_counts)]
     offsets = _starts(jagged.lengths)
     parts = []
     for i in range(len(bounds) - 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from recgrad.config.messages import to_kwargs
@@ -12,6 +13,7 @@ from recgrad.data.features.buckets import (
     HashBuckets,
     NumBuckets,
     Report,
+    Vocabulary,
     vocabulary_of_dict,
     vocabulary_of_file,
     vocabulary_of_list,
@@ -95,28 +97,35 @@ def floats_output(config: Any, setting: Setting, *, value_dim: int) -> FloatOutp
     return FloatOutput(normalizer, boundaries, default, value_dim, "set default_value, or fill the column")
 
 
+def _vocabulary_of_file(values: Mapping[str, Any]) -> Vocabulary:
+    path = os.path.join(values.get("asset_dir", ""), values["vocab_file"])
+    return vocabulary_of_file(path, *_of_other_words(values))
+
+
+def _of_other_words(values: Mapping[str, Any]) -> tuple[str, int | None]:
+    """The default word, and the id of words that a vocabulary does not have."""
+    return values.get("default_value", ""), values.get("default_bucketize_value")
+
+
+_BUCKETIZERS: dict[str, Callable[[Mapping[str, Any]], Bucketizer]] = {
+    "hash_bucket_size": lambda values: HashBuckets(values["hash_bucket_size"]),
+    "num_buckets": lambda values: NumBuckets(values["num_buckets"]),
+    "vocab_list": lambda values: vocabulary_of_list(values["vocab_list"], *_of_other_words(values)),
+    "vocab_dict": lambda values: vocabulary_of_dict(values["vocab_dict"], *_of_other_words(values)),
+    "vocab_file": _vocabulary_of_file,
+}
+"""What makes ids of values, by the setting that asks for it."""
+
+
 def _bucketizer(config: Any, setting: Setting) -> Bucketizer:
     name = bucket_setting(config)
     values = to_kwargs(config)
-    unknown = values.get("default_bucketize_value")
-    if unknown is not None and name not in ("vocab_list", "vocab_dict", "vocab_file"):
+    if "default_bucketize_value" in values and name not in ("vocab_list", "vocab_dict", "vocab_file"):
         raise ValueError("default_bucketize_value needs vocab_list, vocab_dict or vocab_file")
-    default = values.get("default_value", "")
-    bucketizer: Bucketizer
-    if name == "hash_bucket_size":
-        bucketizer = HashBuckets(values[name])
-    elif name == "num_buckets":
-        bucketizer = NumBuckets(values[name])
-    elif name == "vocab_list":
-        bucketizer = vocabulary_of_list(values[name], default, unknown)
-    elif name == "vocab_dict":
-        bucketizer = vocabulary_of_dict(values[name], default, unknown)
-    elif name == "vocab_file":
-        path = os.path.join(values.get("asset_dir", ""), values[name])
-        bucketizer = vocabulary_of_file(path, default, unknown)
-    else:
+    if name is None or name not in _BUCKETIZERS:
         known = [field for field in BUCKETS if field in config.DESCRIPTOR.fields_by_name]
         raise ValueError(f"one of {', '.join(known)} must be set, got none")
+    bucketizer = _BUCKETIZERS[name](values)
     if setting.mode == "FG_NONE":
         return NumBuckets(bucketizer.num_rows, name if name.endswith(("size", "buckets")) else f"{name} size")
     kind = str(values.get("fg_value_type", "")).lower()

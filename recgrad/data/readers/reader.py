@@ -148,7 +148,7 @@ class Reader(ABC):
 def missing_column(name: str, file: str, schema: pa.Schema) -> str:
     """The error text for a column that a file does not have."""
     names = schema.names
-    if len(names) > 1 and names.count(name) > 1:
+    if names.count(name) > 1:
         return f"data: column '{name}' occurs {names.count(name)} times in {file}; keep one"
     shown = ", ".join(names) if len(names) <= 12 else ", ".join(names[:6]) + " … " + ", ".join(names[-3:])
     return f"data: column '{name}' is not in {file} (has: {shown}){nearest(name, names)}"

@@ -15,6 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from recgrad.config.proto.data_pb2 import DataConfig
+from recgrad.data.assembly import one_chunk
 from recgrad.data.hashing import hash_array
 from recgrad.data.readers.files import SourceFile, list_files
 from recgrad.data.readers.reader import READERS
@@ -124,7 +125,7 @@ def _load(source: TableSource, data: DataConfig) -> ItemTable:
         raise DataError(f"data: item table '{source.path}' has no id in row {row}; give every item one")
     weights = _weights(table, source)
     columns = _attributes(table, source)
-    keys = item_keys(_array(ids), source.hashed, f"item table '{source.path}'")
+    keys = item_keys(one_chunk(ids), source.hashed, f"item table '{source.path}'")
     return ItemTable(source.path, keys, weights, columns)
 
 
@@ -199,9 +200,9 @@ def _attributes(table: pa.Table, source: TableSource) -> dict[str, pa.Array]:
     if not source.attributes:
         return {}
     if set(source.attributes) <= set(table.column_names):
-        columns = [_array(table.column(name)) for name in source.attributes]
+        columns = [one_chunk(table.column(name)) for name in source.attributes]
     elif "attrs" in table.column_names:
-        columns = _split(_array(table.column("attrs")), source)
+        columns = _split(one_chunk(table.column("attrs")), source)
     else:
         missing = next(name for name in source.attributes if name not in table.column_names)
         raise DataError(
@@ -237,12 +238,6 @@ def _typed(name: str, column: pa.Array, kind: str, source: TableSource) -> pa.Ar
         raise DataError(
             f"data: attribute '{name}' of item table '{source.path}' is not {kind} as in the data ({error})"
         ) from error
-
-
-def _array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    if isinstance(column, pa.Array):
-        return column
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
 def attribute_types(names: Sequence[str], schema: pa.Schema) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from recgrad.data.batch import Batch
 from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
-from recgrad.data.order import random_bits
+from recgrad.data.order import random_bits, random_mask
 from recgrad.data.samplers.alias import draw
 from recgrad.data.samplers.items import (
     ItemTable,
@@ -113,8 +113,7 @@ class NegativeSampler(Sampler):
         columns = self.items.take(rows)
         mask = None
         if self._mask_probability:
-            draws = random_bits(self.count, _MASKS, *key)
-            mask = draws < np.uint64(min(int(self._mask_probability * 2.0**64), 2**64 - 1))
+            mask = random_mask(self.count, self._mask_probability, _MASKS, *key)
         faults = Faults()
         encoded = self._encoder.encode(columns, self.count, faults, mask)
         fault = faults.first()
@@ -124,14 +123,7 @@ class NegativeSampler(Sampler):
                 f"{rows[fault.row]} of "
                 f"item table '{self.items.name}'); {fault.remedy}"
             )
-        return Batch(
-            size=self.count,
-            dense=encoded.dense,
-            sparse=encoded.sparse,
-            sequence_lengths=encoded.sequence_lengths,
-            sequence_sparse=encoded.sequence_sparse,
-            sequence_dense=encoded.sequence_dense,
-        )
+        return encoded.batch(self.count)
 
     def _own_keys(self, own: pa.Array) -> npt.NDArray[np.int64]:
         """The keys of the batch's items; a row may hold several, as a list or joined text."""
