@@ -14,15 +14,13 @@ from recgrad.optim.schedules import Schedule
 
 
 class OptimizerPart:
-    """Parameter groups of one optimizer that follow one schedule.
+    """Parameter groups of one optimizer that follow one schedule, from the rates they have now.
 
     Args:
         name: what rates and the log call it, such as `dense` or `sparse.user_.*`.
         optimizer: the optimizer.
         schedule: its schedule.
         groups: the positions of its parameter groups; all when left out.
-        base_rates: the rates the schedule starts from, one for each group; the groups' `lr`
-            when left out.
         reference: the rate that the schedule is asked about, when it is another part's; this
             part then keeps its ratio to it, so that rates written out in the schedule (as in
             manual_step_learning_rate) are scaled and not copied.
@@ -36,7 +34,6 @@ class OptimizerPart:
         schedule: Schedule,
         *,
         groups: Sequence[int] | None = None,
-        base_rates: Sequence[float] | None = None,
         reference: float | None = None,
         names: Sequence[Sequence[str]] = (),
     ) -> None:
@@ -44,13 +41,7 @@ class OptimizerPart:
         self.optimizer = optimizer
         self.schedule = schedule
         self.groups = tuple(range(len(optimizer.param_groups)) if groups is None else groups)
-        if base_rates is None:
-            base_rates = [float(group["lr"]) for group in self.param_groups]
-        if len(base_rates) != len(self.groups):
-            raise ValueError(
-                f"base_rates must have one rate for each of {len(self.groups)} groups, got {len(base_rates)}"
-            )
-        self.base_rates = tuple(base_rates)
+        self.base_rates = tuple(float(group["lr"]) for group in self.param_groups)
         self.reference = reference
         self.names = tuple(tuple(group) for group in names)
         self._cycled = tuple(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from recgrad.optim.bounds import above, at_least, below_one
 from recgrad.optim.part import OptimizerPart
@@ -40,8 +39,6 @@ def range_test(
     steps: int = 100,
     smoothing: float = 0.8,
     divergence: float = 4.0,
-    snapshot: Callable[[], Any] = lambda: None,
-    restore: Callable[[Any], None] = lambda state: None,
 ) -> RangeTest:
     """Makes updates at rates that rise from start to end by a constant factor, and watches the loss.
 
@@ -52,8 +49,6 @@ def range_test(
 
     Args:
         step: makes one update at a rate, and returns the loss it started from.
-        snapshot: takes a copy of everything that `step` changes.
-        restore: puts the copy back; called whatever happens.
     """
     if not 0 < start < end:
         raise ValueError(f"start and end must be 0 < start < end, got {start} and {end}")
@@ -65,20 +60,16 @@ def range_test(
     losses: list[float] = []
     lowest_average = math.inf
     diverged = False
-    state = snapshot()
-    try:
-        for i in range(steps):
-            rate = start * factor**i
-            loss = step(rate)
-            average = running_average([*losses, loss], smoothing)[-1]
-            if not math.isfinite(average) or average > divergence * lowest_average:
-                diverged = True
-                break
-            lowest_average = min(lowest_average, average)
-            rates.append(rate)
-            losses.append(loss)
-    finally:
-        restore(state)
+    for i in range(steps):
+        rate = start * factor**i
+        loss = step(rate)
+        average = running_average([*losses, loss], smoothing)[-1]
+        if not math.isfinite(average) or average > divergence * lowest_average:
+            diverged = True
+            break
+        lowest_average = min(lowest_average, average)
+        rates.append(rate)
+        losses.append(loss)
     if not rates:
         raise ValueError(f"the loss must be a number at the lowest rate, got {loss}")
     smoothed = smooth(losses, smoothing)

@@ -52,13 +52,13 @@ class Region:
         if self.size - first >= HUGE_PAGE_BYTES:
             _advise(self.address + first, self.size - first, _ADVISE_HUGE)
 
-    def array(self, dtype: npt.DTypeLike, shape: Sequence[int], offset: int = 0) -> npt.NDArray[Any]:
-        """The memory as an array; it keeps the region alive."""
+    def array(self, dtype: npt.DTypeLike, shape: Sequence[int]) -> npt.NDArray[Any]:
+        """The memory from its start on as an array, which keeps the region alive."""
         count = int(np.prod(shape, dtype=np.int64))
         size = count * np.dtype(dtype).itemsize
-        if offset < 0 or offset + size > self.size:
-            raise ValueError(f"an array of {size} bytes at {offset} must fit into {self.size} bytes")
-        buffer = (ctypes.c_char * size).from_address(self.address + offset)
+        if size > self.size:
+            raise ValueError(f"an array of {size} bytes must fit into {self.size} bytes")
+        buffer = (ctypes.c_char * size).from_address(self.address)
         weakref.finalize(buffer, _release, self)
         return np.frombuffer(memoryview(buffer), dtype=dtype, count=count).reshape(shape)
 
