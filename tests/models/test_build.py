@@ -345,11 +345,11 @@ def test_compiled_equals_eager(name, build, batch_of, features, config_of):
         batch = batch_of(features, rows, seed=rows, labels=("click", "buy"))
         ours, theirs = compiled(batch), eager(batch)
         for key in theirs:
-            torch.testing.assert_close(ours[key], theirs[key], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(ours[key], theirs[key], rtol=5e-6, atol=5e-6)
         for outputs in (ours, theirs):
             sum(value.square().sum() for value in outputs.values()).backward()
     for (key, a), (_, b) in zip(eager.named_parameters(), compiled.named_parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5, msg=key)
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=2e-6, msg=key)
 
 
 def test_without_a_compiler_the_model_runs_eagerly_with_one_warning(

@@ -219,7 +219,7 @@ def test_din_uses_the_kernels_and_agrees_with_its_plain_path(attn_mlp, monkeypat
     encoder.double()(query.double(), sequence.double(), lengths).square().sum().backward()
     assert len(calls) == 1
     for ours, exact in zip(got, encoder.parameters(), strict=True):
-        torch.testing.assert_close(ours.double(), exact.grad, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours.double(), exact.grad, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(
