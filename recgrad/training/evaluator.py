@@ -27,10 +27,11 @@ def evaluate(
     stop: StopRequest | None = None,
     processes: Processes | None = None,
 ) -> dict[str, float]:
-    """The metrics by name over at most `num_steps` batches (0: all of them).
+    """The metrics by name over `num_steps` batches, or fewer if there are no more (0: all of them).
 
     The task comes back in the mode it was in; its training metrics and generators are untouched.
-    Several ranks share the batches, and the metrics are those of all their rows.
+    Several ranks share the batches, equally many each and so rounded up; the metrics are those of all
+    their rows.
 
     Raises:
         InterruptedBySignal: `stop` was asked for; there are no metrics of a part of the data.

@@ -63,7 +63,7 @@ def seed_everything(seed: int) -> None:
     """Seed the generators that models, dropout and custom components may draw from."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - user code may still draw from the global generator
-    torch.manual_seed(seed)
+    torch.manual_seed(seed % 2**64)  # a rank's may lie beyond the largest that a config takes
 
 
 def rng_state(device: torch.device | None = None) -> dict[str, object]:

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import torch
 
+from recgrad.training.run import RANK_SEED
 from recgrad.training.runtime import rng_state, seed_everything, set_rng_state, use_all_cores
 
 
@@ -33,6 +34,15 @@ def test_the_same_seed_draws_the_same() -> None:
     assert draws() == first
     seed_everything(5)
     assert draws() != first
+
+
+def test_ranks_of_a_run_with_the_largest_seed_have_generators_too() -> None:
+    seed_everything(2**64 - 1 + RANK_SEED)
+    first = draws()
+    seed_everything(RANK_SEED - 1)
+    assert draws() != first  # Python's generator tells them apart
+    seed_everything(2**64 - 1 + RANK_SEED)
+    assert draws() == first
 
 
 def test_torch_and_numba_get_the_same_threads() -> None:
