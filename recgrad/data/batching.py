@@ -10,14 +10,16 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from recgrad.data.assembly import Unit
+from recgrad.data.arrow_columns import without_dictionary
 from recgrad.data.bad_rows import Skipped, add_unparsed, fail, skip
 from recgrad.data.batch import Batch, Origin
 from recgrad.data.coded import CodedEncoder
+from recgrad.data.costs import are_costs, cost_values
 from recgrad.data.faults import Faults
 from recgrad.data.samplers.sampler import Sampler
 from recgrad.data.slicing import cut_batch
 from recgrad.data.targets import Targets, encode_targets
+from recgrad.data.units import Unit
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class UnitEncoder:
         if skipped is not None:
             cuts, bounds = self._join_small(cuts, bounds)
         batches = cut_batch(replace(batch, origin=origin), cuts.tolist())
-        carried = pa.table({name: _plain(columns[name]) for name in self.carry})
+        carried = pa.table({name: without_dictionary(columns[name]) for name in self.carry})
         return EncodedUnit(
             tuple(
                 self._deliver(item, carried, columns, int(cuts[i]), (bounds[i], bounds[i + 1]), unit)
@@ -137,7 +139,7 @@ class UnitEncoder:
     ) -> Delivery:
         start, stop = rows
         if self.sampler is not None:
-            own = _plain(columns[self.sampler.item_id_field].slice(at, batch.size))
+            own = without_dictionary(columns[self.sampler.item_id_field].slice(at, batch.size))
             batch = replace(batch, negatives=self.sampler.sample(own, unit.epoch, start, unit.rank))
         if self.pin:
             batch = batch.pin_memory()
@@ -161,8 +163,8 @@ class UnitEncoder:
         if self.cost is None:
             return
         name, limit = self.cost
-        values = columns[name].cast(pa.float64()).to_numpy(zero_copy_only=False)
-        bad = ~((values > 0) & (values <= limit))
+        values = cost_values(columns[name])
+        bad = ~are_costs(values, limit)
         faults.add(
             np.flatnonzero(bad),
             column=name,
@@ -171,8 +173,3 @@ class UnitEncoder:
             values=values[bad],
             remedy="correct the cost, or raise data_config.batch_cost_size",
         )
-
-
-def _plain(array: pa.Array) -> pa.Array:
-    """A dictionary array as its values."""
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array

@@ -8,7 +8,6 @@ import numpy as np
 
 from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
-from recgrad.data.assembly import Part, Piece, Unit, Window
 from recgrad.data.bad_rows import add_unparsed, describe
 from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
@@ -17,6 +16,7 @@ from recgrad.data.order import plan_epoch
 from recgrad.data.readers.build import check_declared, open_reader
 from recgrad.data.readers.reader import Reader
 from recgrad.data.targets import Targets, check_number, check_types, encode_targets, find_targets
+from recgrad.data.units import Part, Piece, Unit, Window
 from recgrad.errors import DataError, Problem, RecgradError
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
-from recgrad.data.assembly import Assembler, Part, Piece, Unit, Window
+from recgrad.data.assembly import Assembler
 from recgrad.data.bad_rows import BadRowTally
 from recgrad.data.batch import Batch, KeyedJagged
 from recgrad.data.batching import Delivery, EncodedUnit, UnitEncoder
@@ -26,6 +26,7 @@ from recgrad.data.readers.reader import BLOCK_ROWS, Reader
 from recgrad.data.samplers.build import build_sampler
 from recgrad.data.shares import Lot, Share, deal_batches, deal_rows, join_lots, lots_left
 from recgrad.data.targets import Targets, check_number, check_types, find_targets
+from recgrad.data.units import Part, Piece, Unit, Window
 from recgrad.errors import DataError
 
 __all__ = ["Loader", "Position", "build_loader"]

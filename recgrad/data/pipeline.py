@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
-from recgrad.data.assembly import Assembler, Piece, Unit
+from recgrad.data.assembly import Assembler
 from recgrad.data.order import Segment
+from recgrad.data.units import Piece, Unit
 
 R = TypeVar("R")
 

@@ -15,7 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from recgrad.config.proto.data_pb2 import DataConfig
-from recgrad.data.assembly import one_chunk
+from recgrad.data.arrow_columns import one_chunk
 from recgrad.data.hashing import hash_array
 from recgrad.data.readers.files import SourceFile, list_files
 from recgrad.data.readers.reader import READERS

@@ -1,0 +1,38 @@
+"""Whole Arrow columns: gathered, in one piece, without dictionaries."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Ints = npt.NDArray[np.int64]
+
+
+def take_rows(array: pa.Array, rows: Ints) -> pa.Array:
+    """The values at `rows`; NumPy gathers plain numbers several times faster than Arrow."""
+    kind = array.type
+    if array.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return array.take(pa.array(rows))
+    return pa.array(array.to_numpy().take(rows), kind)
+
+
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array; copied only when it lies in several pieces."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if column.num_chunks == 0:
+        return pa.array([], column.type)
+    chunks = column.chunks
+    if pa.types.is_dictionary(column.type):
+        # Joining dictionaries costs as much as they hold, which few rows do not repay.
+        if len(column) < 2 * sum(len(chunk.dictionary) for chunk in chunks):
+            chunks = [chunk.dictionary_decode() for chunk in chunks]
+        else:
+            chunks = column.unify_dictionaries().chunks
+    return pa.concat_arrays(chunks)
+
+
+def without_dictionary(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """A dictionary column as its values; others as they are."""
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
