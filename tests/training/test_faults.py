@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -138,3 +140,23 @@ def test_a_full_disk_ends_with_2_and_keeps_the_last_checkpoint(
 def test_an_empty_model_dir_continues_from_the_start(stepwise: PipelineConfig) -> None:
     shutil.rmtree(stepwise.model_dir, ignore_errors=True)
     assert recgrad.train(stepwise, continue_train=True).step == STEPS
+
+
+@pytest.mark.parametrize("tensorboard", [False, True])
+def test_a_log_that_cannot_be_written_is_named(
+    stepwise: PipelineConfig, monkeypatch: pytest.MonkeyPatch, tensorboard: bool
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs a device that is always full")
+    stepwise.train_config.use_tensorboard = tensorboard
+    if tensorboard:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", Mock(side_effect=full))
+        place = "model/train"
+    else:
+        monkeypatch.setattr(
+            "recgrad.training.hooks.events._open_after", lambda *_: Path("/dev/full").open("a")
+        )
+        place = "/dev/full"
+    with pytest.raises(RecgradError, match=f"{place}: cannot write .No space left on device.; mend that"):
+        recgrad.train(stepwise)

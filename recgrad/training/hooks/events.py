@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from recgrad.training.checkpoint.staging import write_file_atomically
 from recgrad.training.hooks.base import StepReport
-from recgrad.training.hooks.log import LogRecord
+from recgrad.training.hooks.log import LogRecord, writing_to
 from recgrad.training.trainer import Trainer
 
 EVENTS_FILE = "events.jsonl"
@@ -64,7 +64,8 @@ class EventLog:
     def close(self) -> None:
         for file in (self._events, self._evaluations):
             if file is not None:
-                file.close()
+                with writing_to(file.name):
+                    file.close()
 
     def _write(self, event: dict[str, Any]) -> None:
         assert self._events is not None
@@ -77,8 +78,9 @@ def as_json(value: Any) -> str:
 
 
 def _write_line(file: IO[str], value: Any) -> None:
-    file.write(as_json(value))
-    file.flush()
+    with writing_to(file.name):
+        file.write(as_json(value))
+        file.flush()
 
 
 def _without_nan(value: Any) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+from recgrad.errors import RecgradError
 from recgrad.training.hooks.base import Hook, StepReport
 from recgrad.training.trainer import Trainer
 
@@ -101,6 +104,22 @@ class Log(Hook):
         self._reports = []
         for sink in self.sinks:
             sink.record(trainer, record)
+
+
+@contextmanager
+def writing_to(place: str | Path) -> Iterator[None]:
+    """Names the file or folder that cannot be written: the system's error alone does not.
+
+    Raises:
+        RecgradError: writing failed, as on a full disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RecgradError(
+            f"{place}: cannot write ({reason}); mend that, then go on with --continue_train"
+        ) from error
 
 
 def summarise(reports: Sequence[StepReport], trainer: Trainer) -> LogRecord:

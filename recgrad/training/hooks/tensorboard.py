@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from recgrad.training.hooks.base import StepReport
-from recgrad.training.hooks.log import LogRecord
+from recgrad.training.hooks.log import LogRecord, writing_to
 from recgrad.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -61,8 +61,9 @@ class TensorBoard:
         self._writer(TRAIN)
 
     def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
+        for name, writer in self._writers.items():
+            with writing_to(self.model_dir / name):
+                writer.close()
 
     def _writer(self, name: str) -> SummaryWriter:
         """One of the two writers, made when the first is wanted: the first step does not wait for it."""
@@ -70,7 +71,8 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
 
             for folder, purge_step in self._purge.items():
-                self._writers[folder] = SummaryWriter(str(self.model_dir / folder), purge_step=purge_step)
+                with writing_to(self.model_dir / folder):
+                    self._writers[folder] = SummaryWriter(str(self.model_dir / folder), purge_step=purge_step)
         return self._writers[name]
 
     def _scalars(self, family: str, values: Mapping[str, float], step: int) -> None:
