@@ -20,6 +20,7 @@ from recgrad.errors import RecgradError
 from recgrad.export import report_plots
 from recgrad.export.diagnostics import auc_by_group_size, calibration_curve
 from recgrad.metrics.pairs import Floats, Ints
+from recgrad.training.checkpoint.staging import write_file_atomically
 from recgrad.training.hooks.events import EVENTS_FILE
 from recgrad.training.processes import choose_device
 from recgrad.training.run import CONFIG_FILE, load_trained
@@ -58,7 +59,8 @@ def write_report(
         raise RecgradError(f"report: {folder} has no {CONFIG_FILE}; name the model_dir of a run")
     events = load_events(folder / EVENTS_FILE)
     target = Path(out) if out is not None else folder / "report.html"
-    target.write_text(render(folder, events, chosen), encoding="utf-8")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_file_atomically(target, render(folder, events, chosen).encode())
     return target
 
 
@@ -79,13 +81,13 @@ def render(folder: Path, events: Sequence[Mapping[str, Any]], device: torch.devi
     evaluations = [event for event in events if event["kind"] == "eval"]
     sections = [*_curve_sections(steps, evaluations), *_diagnostic_sections(folder, device)]
     grid = "\n".join(f"<section><h2>{html.escape(t)}</h2>{body}</section>" for t, body in sections)
-    last = steps[-1] if steps else {"step": 0, "samples": 0}
+    extent = f"{steps[-1]['step']:,} steps, {steps[-1]['samples']:,} rows" if steps else "no steps logged"
     config_text = html.escape((folder / CONFIG_FILE).read_text())
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Recgrad: {html.escape(folder.name)}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>{CSS}</style></head><body>
 <h1>{html.escape(str(folder))}</h1>
-<p class="soft">{last["step"]:,} steps, {last["samples"]:,} rows, Recgrad {__version__}</p>
+<p class="soft">{extent}, Recgrad {__version__}</p>
 <section><h2>Last evaluation</h2>{_metrics_table(evaluations)}</section>
 <div class="grid">{grid}</div>
 <section><h2>Environment</h2>{_table(_environment())}</section>
@@ -98,7 +100,10 @@ def _curve_sections(
     steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]
 ) -> Iterable[tuple[str, str]]:
     if not steps:
-        yield "Training", "<p>Nothing was logged: the run ended before its first log line.</p>"
+        yield (
+            "Training",
+            f"<p>Nothing was logged: the run ended before its first log line, or {EVENTS_FILE} is gone.</p>",
+        )
         return
     yield "Training loss", report_plots.curves(_series(steps, "losses"), y_label="loss")
     if any(step["metrics"] for step in steps):
@@ -121,7 +126,7 @@ def _diagnostic_sections(folder: Path, device: torch.device) -> Iterable[tuple[s
     try:
         scores, labels, keys = _predictions(folder, device)
     except (RecgradError, OSError) as error:
-        yield "Calibration", f"<p>The evaluation data cannot be read now: {html.escape(str(error))}</p>"
+        yield "Calibration", f"<p>This cannot be computed now: {html.escape(str(error))}</p>"
         return
     for task, values in scores.items():
         title = f"Calibration{task and ' of ' + task}"
@@ -191,7 +196,7 @@ def _column(events: Sequence[Mapping[str, Any]], field: str) -> tuple[list[int],
 
 def _metrics_table(evaluations: Sequence[Mapping[str, Any]]) -> str:
     if not evaluations:
-        return "<p>The run was not evaluated.</p>"
+        return "<p>No evaluation was logged.</p>"
     metrics = evaluations[-1]["metrics"]
     return _table(
         (name, "undefined" if metrics[name] is None else f"{metrics[name]:.6f}") for name in sorted(metrics)

@@ -48,6 +48,7 @@ def curves(series: Series, *, y_label: str, log: bool = False) -> str:
         for name, (steps, values) in series.items():
             axes.plot(steps, values, label=name, marker="o" if len(steps) < 3 else None, markersize=4)
         axes.set_xlabel("step")
+        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axes.set_ylabel(y_label)
         if log and all(value > 0 for _, values in series.values() for value in values):
             axes.set_yscale("log")

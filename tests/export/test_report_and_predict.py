@@ -22,6 +22,7 @@ from recgrad.config import PipelineConfig, load_config
 from recgrad.data.batch import Batch
 from recgrad.data.synth import write_synth
 from recgrad.errors import RecgradError
+from recgrad.export import report_plots
 from recgrad.export.predict import _with_predictions, predict
 from recgrad.export.report import write_report
 from recgrad.training.task import Task
@@ -204,8 +205,28 @@ def test_a_report_without_its_data_says_so(
     text = (tmp_path / "model/pipeline.config").read_text()
     (tmp_path / "model/pipeline.config").write_text(text.replace(str(folder), "/gone"))
     page = write_report(tmp_path / "model").read_text()
-    assert "The evaluation data cannot be read now" in page
+    assert "This cannot be computed now" in page
     assert "Training loss" in page
+
+
+def test_a_report_without_events_says_so_and_goes_where_it_is_told(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
+) -> None:
+    _, result, _ = trained
+    shutil.copytree(result.model_dir, tmp_path / "model")
+    (tmp_path / "model/events.jsonl").unlink()
+    page = write_report(tmp_path / "model", tmp_path / "new/folder/report.html").read_text()
+    assert "no steps logged" in page
+    assert "events.jsonl is gone" in page
+    assert "Calibration" in page
+
+
+def test_curves_over_few_steps_have_whole_steps_on_their_axis() -> None:
+    svg = report_plots.curves({"loss": ([1], [0.5])}, y_label="loss")
+    marks = re.findall(r"text-anchor: middle[^>]*>([^<]+)</text>", svg)
+    assert "step" in marks
+    assert all(re.fullmatch(r"[−-]?\d+", mark) for mark in marks if mark not in ("step", "loss"))
+    assert "1" in marks
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

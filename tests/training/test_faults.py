@@ -154,9 +154,8 @@ def test_a_log_that_cannot_be_written_is_named(
         monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", Mock(side_effect=full))
         place = "model/train"
     else:
-        monkeypatch.setattr(
-            "recgrad.training.hooks.events._open_after", lambda *_: Path("/dev/full").open("a")
-        )
+        full_file = Path("/dev/full").open("a")  # noqa: SIM115 - the run closes it
+        monkeypatch.setattr("recgrad.training.hooks.events._open_after", lambda *_: full_file)
         place = "/dev/full"
     with pytest.raises(RecgradError, match=f"{place}: cannot write .No space left on device.; mend that"):
         recgrad.train(stepwise)
