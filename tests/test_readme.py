@@ -78,6 +78,24 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.parametrize(
+    ("kind", "page"),
+    [
+        ("loss", "losses.md"),
+        ("metric", "metrics.md"),
+        ("train_metric", "metrics.md"),
+        ("model", "models.md"),
+        ("sequence_encoder", "models.md"),
+        ("sparse_optimizer", "embedding.md"),
+        ("reader", "data.md"),
+        ("sampler", "data.md"),
+    ],
+)
+def test_every_component_is_on_its_page(kind: str, page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    assert [name for name in available()[kind] if not re.search(rf"\b{name}\b", text)] == []
+
+
 def test_the_status_page_names_what_is_not_built() -> None:
     text = (ROOT / "docs" / "status.md").read_text()
     known = available()
