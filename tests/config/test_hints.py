@@ -151,6 +151,20 @@ def test_bf16_without_native_support(hints: Hints) -> None:
     assert hints({"train_config.mixed_precision": "FP16"}, cpu_flags={"avx2"}) == []
 
 
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ("is_orderby_partition", "files are read in the order of their names"),
+        ("force_base_data_group", "sampled items are always kept apart from rows"),
+    ],
+)
+def test_what_would_change_nothing_is_a_hint(hints: Hints, field: str, reason: str) -> None:
+    """Configs of TorchEasyRec hold these, and run."""
+    path = f"data_config.{field}"
+    assert hints({path: True}) == [f"{path}: has no effect here: {reason}"]
+    assert hints({path: False}) == []
+
+
 def test_cpu_flags_are_read_from_cpuinfo() -> None:
     x86 = (
         "processor\t: 0\nmodel name\t: X\nflags\t\t: fpu avx2 avx512_bf16\n\nprocessor\t: 1\nflags\t: none\n"

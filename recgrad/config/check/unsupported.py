@@ -30,7 +30,6 @@ UNSUPPORTED = {
     "*.zch": "use num_buckets, hash_bucket_size or a vocabulary",
     "*.dynamicemb": "use num_buckets, hash_bucket_size or a vocabulary",
     "ModelConfig.kernel": "use PYTORCH",
-    "DataConfig.force_base_data_group": "leave it out",
     "TrainConfig.save_checkpoints_timestamp_interval": "use save_checkpoints_steps",
     "TrainConfig.save_checkpoints_timestamps": "use save_checkpoints_steps",
     "TrainConfig.save_checkpoints_timestamp_quorum": "use save_checkpoints_steps",
@@ -47,6 +46,7 @@ A field counts as asked for when it is set to something other than its default.
 NO_EFFECT = {
     "SequenceFeature.sequence_pk": "it is for serving",
     "DataConfig.is_orderby_partition": "files are read in the order of their names",
+    "DataConfig.force_base_data_group": "sampled items are always kept apart from rows",
 }
 """Fields that mean nothing to training here, and why; configs may hold them, and a hint says so."""
 
