@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import logging
 import os
 import socket
@@ -39,6 +38,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from ranks.run import BATCHES, RANKS, Run, read_batches
+from results.bars import bar, write_bars
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
@@ -47,7 +47,7 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterCons
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.streamable import Pipelineable
-from train import bar, criteo_config
+from train import criteo_config
 
 from recgrad.config import PipelineConfig
 from recgrad.data.batch import Batch, KeyedJagged
@@ -108,8 +108,8 @@ def one_rank(rank: int, args: Any, folder: Path) -> None:
             )
             if name == "Recgrad":
                 bars.append(bar("ids sent ahead: time of a step", ahead / plain, GOAL, at_least=False))
-    if args.json and rank == 0:
-        args.json.write_text(json.dumps(bars, indent=2) + "\n")
+    if rank == 0:
+        write_bars(args.json, bars)
     dist.barrier()
     gc.collect()
     sys.stdout.flush()

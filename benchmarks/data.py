@@ -11,7 +11,6 @@ process of its own that runs through a file, less what it has before the first b
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from google.protobuf import text_format
+from results.bars import Bar, bar, describe_bar, write_bars
 
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data import Loader, build_features, build_loader
@@ -146,12 +146,10 @@ def main() -> None:
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     with tempfile.TemporaryDirectory() as folder:
-        results = run(Path(folder), options.rows, options.rounds)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2))
+        write_bars(options.json, run(Path(folder), options.rows, options.rounds))
 
 
-def run(folder: Path, rows: int, rounds: int) -> list[dict[str, object]]:
+def run(folder: Path, rows: int, rounds: int) -> list[Bar]:
     ints, texts = folder / "ints.parquet", folder / "texts.parquet"
     once, tenfold = folder / "once.parquet", folder / "tenfold.parquet"
     write_file(ints, rows, strings=False)
@@ -177,18 +175,13 @@ def run(folder: Path, rows: int, rounds: int) -> list[dict[str, object]]:
     small, large = peak_memory(once), peak_memory(tenfold)
     print(f"  peak memory {small:.0f} MB for {rows // 4:,} rows, {large:.0f} MB for {rows // 4 * 10:,} rows")
     ratios = [
-        ("loader speed over pyarrow's decode", medians["pyarrow"] / medians["ints"], 1 / 3, True),
-        ("26 text columns over 26 int64", medians["texts"] / medians["ints"], 2.5, False),
-        ("peak memory of 10x the rows", large / small, 1.15, False),
+        ("data: loader speed over pyarrow's decode", medians["pyarrow"] / medians["ints"], 1 / 3, True),
+        ("data: 26 text columns over 26 int64", medians["texts"] / medians["ints"], 2.5, False),
+        ("data: peak memory of 10x the rows", large / small, 1.15, False),
     ]
-    results: list[dict[str, object]] = []
-    print(f"\n{'':40} {'ratio':>7} {'goal':>8}")
-    for name, ratio, goal, at_least in ratios:
-        holds = ratio >= goal if at_least else ratio <= goal
-        sign = "≥" if at_least else "≤"
-        print(f"{name:<40} {ratio:7.2f} {sign} {goal:6.2f}  {'holds' if holds else 'MISSED'}")
-        results.append({"name": f"data: {name}", "ratio": ratio, "goal": goal, "holds": holds})
-    return results
+    bars = [bar(name, ratio, goal, at_least=at_least) for name, ratio, goal, at_least in ratios]
+    print("\n" + "\n".join(map(describe_bar, bars)))
+    return bars
 
 
 if __name__ == "__main__":

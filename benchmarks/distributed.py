@@ -44,7 +44,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from ranks.phases import phases
 from ranks.run import BATCH, BATCHES, RANKS, STEPS, Clock, Run, Step, check_rows, read_batches
-from train import bar, criteo_config
+from results.bars import Bar, bar, describe_bar, write_bars
+from train import criteo_config
 
 from recgrad.config import PipelineConfig
 from recgrad.data.batch import Batch
@@ -65,7 +66,7 @@ def main() -> int:
     args = parser.parse_args()
     what = "CPU time" if args.cpu_time else "time"
     print(f"batch {BATCH:,} a rank, gloo over 127.0.0.1, torch {torch.__version__}, {what}\n")
-    bars: list[dict[str, Any]] = []
+    bars: list[Bar] = []
     with tempfile.TemporaryDirectory() as folder:
         write_synth(folder, RANKS * BATCHES * BATCH)
         for ranks, function in ((1, against_local), (RANKS, several_ranks)):
@@ -77,12 +78,8 @@ def main() -> int:
             mp.spawn(one_rank, given, ranks)
             bars += json.loads(found.read_text())
     print()
-    for one in bars:
-        print(
-            f"{'ok ' if one['holds'] else 'NO '} {one['name']:<60} {one['ratio']:8.3f}   goal {one['goal']}"
-        )
-    if args.json:
-        args.json.write_text(json.dumps(bars, indent=2) + "\n")
+    print("\n".join(map(describe_bar, bars)))
+    write_bars(args.json, bars)
     return 0
 
 
@@ -105,9 +102,7 @@ def one_rank(
 # --- one rank against the local engine ---
 
 
-def against_local(
-    processes: Processes, config: PipelineConfig, rounds: int, clock: Clock
-) -> list[dict[str, Any]]:
+def against_local(processes: Processes, config: PipelineConfig, rounds: int, clock: Clock) -> list[Bar]:
     """The sharded engine's time over the local one's, with one rank and one thread."""
     local, sharded = Run(config, Processes()), Run(config, processes)
     for i in range(CHECKED_STEPS):
@@ -137,9 +132,7 @@ def against_local(
 # --- two ranks ---
 
 
-def several_ranks(
-    processes: Processes, config: PipelineConfig, rounds: int, clock: Clock
-) -> list[dict[str, Any]]:
+def several_ranks(processes: Processes, config: PipelineConfig, rounds: int, clock: Clock) -> list[Bar]:
     """Correctness, speed, and where the time goes."""
     runs = {plan: Run(config, processes, plan) for plan in PLANS}
     for run in runs.values():
@@ -154,7 +147,7 @@ def several_ranks(
 
 def scaling(
     alone: Run, runs: Mapping[str, Run], small: Sequence[Batch], rounds: int, clock: Clock
-) -> list[dict[str, Any]]:
+) -> list[Bar]:
     """Rows a second of two ranks over one process; `small` are the batches of a strong step."""
     rank = dist.get_rank()
     cores = use_all_cores()

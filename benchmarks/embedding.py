@@ -12,23 +12,25 @@ busy with other things; the engine's gain from a second thread is then not count
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+from results.bars import Bar, bar, describe_bar, write_bars
 from torch import Tensor
 
 from recgrad.embedding.local.engine import Ids, LocalEngine
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.optim.sparse import SPARSE_OPTIMIZERS
+from recgrad.training.runtime import keep_freed_memory
 
 TABLES, BATCH, LR, EPS = 26, 8192, 0.05, 1e-8
 Step = Callable[[int], Any]
@@ -157,16 +159,6 @@ class Torch:
         return torch.stack([bag.weight[:count].detach().clone() for bag in self.bags])  # type: ignore[index]
 
 
-def tune_allocator() -> None:
-    """Keep freed blocks: without this, glibc hands large ones back to the kernel on every step."""
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-4, 0)  # M_MMAP_MAX
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-    except (OSError, AttributeError):
-        print("allocator settings are the system's own")
-
-
 def interleaved(steps: dict[str, tuple[int, Step]], rounds: int) -> dict[str, float]:
     """Median seconds of each step: all are run in turn, each with its number of threads."""
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -187,16 +179,14 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 
 class Report:
-    """Lines of the table, and what the JSON file gets."""
+    """The bars, each printed when it is known."""
 
     def __init__(self) -> None:
-        self.results: list[dict[str, Any]] = []
+        self.bars: list[Bar] = []
 
     def add(self, name: str, ratio: float, goal: float, at_least: bool, note: str) -> None:
-        holds = ratio >= goal if at_least else ratio <= goal
-        self.results.append({"name": name, "ratio": round(ratio, 3), "goal": goal, "holds": holds})
-        sign = "≥" if at_least else "≤"
-        print(f"{name:44} {ratio:8.2f}  {sign} {goal:<5} {'ok' if holds else 'MISSED':7} {note}", flush=True)
+        self.bars.append(bar(name, ratio, goal, at_least=at_least, note=note))
+        print(describe_bar(self.bars[-1]), flush=True)
 
 
 def against_peers(
@@ -350,7 +340,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument(
         "--only", nargs="*", help="of: main bags small wide optimizers storage scaling memory"
@@ -359,7 +349,8 @@ def main() -> None:
     options = parser.parse_args()
     global CPU_TIME
     CPU_TIME = options.cpu_time
-    tune_allocator()
+    if not keep_freed_memory():
+        print("allocator settings are the system's own")
     report, rounds = Report(), options.rounds
     cases: dict[str, Callable[[], None]] = {
         "main": lambda: against_peers(
@@ -382,9 +373,7 @@ def main() -> None:
     for name, case in cases.items():
         if not options.only or name in options.only:
             case()
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(report.results, file, indent=1)
+    write_bars(options.json, report.bars)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import threading
 import time
@@ -22,6 +21,7 @@ import numpy as np
 import psutil
 import torch
 from google.protobuf import text_format
+from results.bars import Bar, bar, describe_bar, write_bars
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
@@ -63,7 +63,7 @@ def loop_over_groups(scores: np.ndarray, labels: np.ndarray, keys: np.ndarray, g
     return float(np.mean(values))
 
 
-def grouped_auc(rounds: int) -> dict[str, Any]:
+def grouped_auc(rounds: int) -> Bar:
     scores, labels, keys = clicks()
     tensors = [torch.from_numpy(column) for column in (scores, labels, keys)]
     part = GROUPS // 100
@@ -80,16 +80,11 @@ def grouped_auc(rounds: int) -> dict[str, Any]:
     fast, slow = medians(
         rounds, vectorised, lambda: loop_over_groups(scores[few], labels[few], keys[few], part)
     )
-    return result(
-        "grouped_auc, 1M rows in 100k groups: speed over a loop of sklearn",
-        100 * slow / fast,
-        ">= 50",
-        fast,
-        100 * slow,
-    )
+    name = "grouped_auc, 1M rows in 100k groups: speed over a loop of sklearn"
+    return bar(name, 100 * slow / fast, 50, at_least=True, note=against(fast, 100 * slow))
 
 
-def exact_auc(rounds: int) -> dict[str, Any]:
+def exact_auc(rounds: int) -> Bar:
     scores, labels, _ = clicks()
     a, b = torch.from_numpy(scores), torch.from_numpy(labels)
     assert abs(AUC(exact=True)(a, b).item() - roc_auc_score(labels, scores)) < 1e-12
@@ -100,10 +95,11 @@ def exact_auc(rounds: int) -> dict[str, Any]:
         metric.compute()
 
     fast, slow = medians(rounds, ours, lambda: roc_auc_score(labels, scores))
-    return result("exact auc, 1M rows: time over sklearn's", fast / slow, "<= 1", fast, slow)
+    name = "exact auc, 1M rows: time over sklearn's"
+    return bar(name, fast / slow, 1, at_least=False, note=against(fast, slow))
 
 
-def exact_xauc(rounds: int) -> dict[str, Any]:
+def exact_xauc(rounds: int) -> Bar:
     rng = np.random.default_rng(1)
     labels = rng.exponential(size=ROWS)
     scores = labels + rng.normal(size=ROWS)
@@ -120,7 +116,8 @@ def exact_xauc(rounds: int) -> dict[str, Any]:
         metric.compute()
 
     fast, slow = medians(rounds, ours, lambda: np.argsort(scores, kind="stable"))
-    return result("exact xauc, 1M rows: time over numpy's stable argsort", fast / slow, "<= 5", fast, slow)
+    name = "exact xauc, 1M rows: time over numpy's stable argsort"
+    return bar(name, fast / slow, 5, at_least=False, note=against(fast, slow))
 
 
 def square_jrc(logits: Tensor, labels: Tensor, session: Tensor) -> Tensor:
@@ -159,7 +156,7 @@ def allocated_bytes(function: Callable[[], Any]) -> int:
     return sum(event.self_cpu_memory_usage for event in profile.events() if event.self_cpu_memory_usage > 0)
 
 
-def jrc_memory(_: int) -> dict[str, Any]:
+def jrc_memory(_: int) -> Bar:
     torch.manual_seed(0)
     logits, labels = torch.randn(BATCH, 2), torch.randint(0, 2, (BATCH,))
     session, loss = torch.randint(0, BATCH // 8, (BATCH,)), JRCLoss()
@@ -171,11 +168,9 @@ def jrc_memory(_: int) -> dict[str, Any]:
     ours = allocated_bytes(lambda: trained(lambda z: loss(z, labels, session=session)))
     # Ours by everything it ever allocates, the square form by what it holds at its peak.
     theirs = peak_bytes(lambda: trained(lambda z: square_jrc(z, labels, session)))
-    row = result(
-        f"jrc_loss, batch {BATCH}, with backward: memory over the B² form", ours / theirs, "<= 0.05", 0, 0
-    )
-    row["note"] = f"{ours / 1e6:.1f} MB against {theirs / 1e6:.0f} MB"
-    return row
+    name = f"jrc_loss, batch {BATCH}, with backward: memory over the B² form"
+    note = f"{ours / 1e6:.1f} MB against {theirs / 1e6:.0f} MB"
+    return bar(name, ours / theirs, 0.05, at_least=False, note=note)
 
 
 def dense_step() -> Callable[[], None]:
@@ -198,7 +193,7 @@ def dense_step() -> Callable[[], None]:
     return step
 
 
-def train_metrics(rounds: int) -> dict[str, Any]:
+def train_metrics(rounds: int) -> Bar:
     metric = build_train_metric(text_format.Parse("auc {}", TrainMetricConfig()))
     probs, labels = torch.rand(BATCH), torch.randint(0, 2, (BATCH,))
     plain = AUC()
@@ -214,20 +209,13 @@ def train_metrics(rounds: int) -> dict[str, Any]:
             metric.update(probs, labels)
 
     update, whole = medians(max(rounds, 5), hundred, step)
-    return result(
-        "train auc, batch 8192: update over a DeepFM step",
-        update / 100 / whole,
-        "<= 0.01",
-        update / 100,
-        whole,
-    )
+    name = "train auc, batch 8192: update over a DeepFM step"
+    return bar(name, update / 100 / whole, 0.01, at_least=False, note=against(update / 100, whole))
 
 
-def result(name: str, ratio: float, goal: str, ours: float, peer: float) -> dict[str, Any]:
-    sign, bound = goal.split()
-    holds = ratio <= float(bound) if sign == "<=" else ratio >= float(bound)
-    note = f"{1e3 * ours:.2f} ms against {1e3 * peer:.2f} ms"
-    return {"name": name, "ratio": round(ratio, 4), "goal": goal, "holds": holds, "note": note}
+def against(ours: float, peer: float) -> str:
+    """Seconds of both."""
+    return f"{1e3 * ours:.2f} ms against {1e3 * peer:.2f} ms"
 
 
 def main() -> None:
@@ -235,14 +223,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each pair (default: %(default)s)")
     args = parser.parse_args()
-    rows = []
+    bars = []
     for measure in (grouped_auc, exact_auc, exact_xauc, jrc_memory, train_metrics):
-        row = measure(args.rounds)
-        rows.append(row)
-        mark = "ok" if row["holds"] else "MISS"
-        print(f"{mark:<4} {row['name']:<70} {row['ratio']:>9.4f} {row['goal']:>8}   {row['note']}")
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+        bars.append(measure(args.rounds))
+        print(describe_bar(bars[-1]), flush=True)
+    write_bars(args.json, bars)
 
 
 if __name__ == "__main__":

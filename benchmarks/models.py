@@ -11,15 +11,16 @@ values (checked first), same process, interleaved, medians of forward + backward
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 
 import torch
 from google.protobuf import text_format
+from results.bars import Bar, bar, write_bars
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -272,8 +273,8 @@ def din_pair(rows: int) -> tuple[Callable[[], Tensor], Callable[[], Tensor], lis
     return lambda: encoder(query, sequence, lengths), padded, parameters, 1.5
 
 
-def compare_blocks(rows: int, repeats: int) -> list[dict[str, object]]:
-    results: list[dict[str, object]] = []
+def compare_blocks(rows: int, repeats: int) -> list[Bar]:
+    bars: list[Bar] = []
     print(f"\n{'block':18}{'ours ms':>10}{'plain ms':>10}{'ratio':>8}{'goal':>7}")
     for name, (ours, plain, tensors, goal) in blocks(rows).items():
         check(name, ours, plain, tensors)
@@ -286,10 +287,8 @@ def compare_blocks(rows: int, repeats: int) -> list[dict[str, object]]:
         mine, theirs = median(times[0]), median(times[1])
         ratio = theirs / mine
         print(f"{name:18}{mine * 1e3:10.2f}{theirs * 1e3:10.2f}{ratio:8.2f}{goal:7.1f}")
-        results.append(
-            {"name": f"models: {name} vs plain torch", "ratio": ratio, "goal": goal, "holds": ratio >= goal}
-        )
-    return results
+        bars.append(bar(f"models: {name} vs plain torch", ratio, goal, at_least=True))
+    return bars
 
 
 def check(name: str, ours: Callable[[], Tensor], plain: Callable[[], Tensor], tensors: list[Tensor]) -> None:
@@ -313,7 +312,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(SHAPES), help="models, comma-separated")
     parser.add_argument("--compile", action="store_true", help="compile the dense half")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", help="write ratios and goals to this file")
+    parser.add_argument("--json", type=Path, help="write ratios and goals to this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     missing = set(MODELS) - set(SHAPES) - {"dssm_v2"}  # the same class as dssm
@@ -326,10 +325,7 @@ def main() -> None:
         total = sum(times.values())
         shares = "".join(f"{value / total:12.0%} " for value in times.values())
         print(f"{name:18}{options.rows / total:11,.0f}{shares}")
-    results = compare_blocks(options.rows, repeats=9)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(results, file, indent=2)
+    write_bars(options.json, compare_blocks(options.rows, repeats=9))
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ from peers.din import (
     padded_model,
     torch_tables_model,
 )
+from results.bars import Bar, bar, describe_bar, write_bars
 from torch import nn
 
 from recgrad.config import PipelineConfig, load_config, save_config
@@ -61,6 +62,7 @@ from recgrad.training.assembly import Training, build_hooks, build_training
 from recgrad.training.capture import capture
 from recgrad.training.checkpoint import CheckpointManager
 from recgrad.training.hooks.base import Hook, StepReport
+from recgrad.training.hooks.checkpoints import SaveCheckpoints
 from recgrad.training.runtime import keep_freed_memory, use_all_cores
 from recgrad.training.trainer import RunLength, Trainer
 
@@ -90,18 +92,9 @@ def main() -> int:
         ]
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"\npeak memory {peak_gb:.2f} GB\n")
-    for bar in bars:
-        print(
-            f"{'ok ' if bar['holds'] else 'NO '} {bar['name']:<60} {bar['ratio']:8.3f}   goal {bar['goal']}"
-        )
-    if args.json:
-        args.json.write_text(json.dumps(bars, indent=2) + "\n")
+    print("\n".join(map(describe_bar, bars)))
+    write_bars(args.json, bars)
     return 0
-
-
-def bar(name: str, ratio: float, goal: float, *, at_least: bool) -> dict[str, Any]:
-    holds = ratio >= goal if at_least else ratio <= goal
-    return {"name": name, "ratio": ratio, "goal": f"{'>=' if at_least else '<='} {goal}", "holds": holds}
 
 
 def criteo_config(folder: Path) -> PipelineConfig:
@@ -169,7 +162,7 @@ def watched_run(
     model_dir = folder / f"model-{time.monotonic_ns()}"
     model_dir.mkdir()
     watch = Stopwatch()
-    hooks = [hook for hook in build_hooks(config, model_dir) if type(hook).__name__ != "SaveCheckpoints"]
+    hooks = [hook for hook in build_hooks(config, model_dir) if not isinstance(hook, SaveCheckpoints)]
     if saving:
         hooks.append(SaveInTurn(training, CheckpointManager(model_dir, keep_max=1)))
     trainer = Trainer(
@@ -220,7 +213,7 @@ def compute_seconds(training: Training, batch: Batch, steps: int) -> float:
     return (time.perf_counter() - start) / steps
 
 
-def loop_bars(config: PipelineConfig, folder: Path, rounds: int) -> list[dict[str, Any]]:
+def loop_bars(config: PipelineConfig, folder: Path, rounds: int) -> list[Bar]:
     training = build_training(config)
     batch = next(iter(training.train_loader.epoch(0)))
     training.task.train()
@@ -244,7 +237,7 @@ def loop_bars(config: PipelineConfig, folder: Path, rounds: int) -> list[dict[st
     ]
 
 
-def din_bar(rounds: int) -> dict[str, Any]:
+def din_bar(rounds: int) -> Bar:
     batch = din_batch(np.random.default_rng(0))
     ours, padded, tables = din_model(), padded_model(), torch_tables_model()
     for peer in (padded, tables):
@@ -309,7 +302,7 @@ def step_of(model: MultiTowerDIN, batch: Batch, optimizers: Sequence[Any]) -> Ca
     return step
 
 
-def start_bar(config: PipelineConfig, folder: Path, rounds: int) -> dict[str, Any]:
+def start_bar(config: PipelineConfig, folder: Path, rounds: int) -> Bar:
     """Time to the first finished step of the quickstart's model, over the time to import torch."""
     small = folder / "small"
     write_synth(small, 20_000)
