@@ -75,8 +75,8 @@ class List(Command):
 
 
 def list_kind(kind: str) -> Iterator[Listed]:
-    """The registered components of one kind, with the parameters that the schema gives them."""
-    from recgrad.training.capabilities import REGISTRIES
+    """The components of one kind, with the parameters that the schema gives them."""
+    from recgrad.training.capabilities import CUSTOM, REGISTRIES
 
     messages = _schema_messages(kind)
     for name, component in REGISTRIES[kind].items():
@@ -88,6 +88,9 @@ def list_kind(kind: str) -> Iterator[Listed]:
             paper=_paper(text) or _cited(component),
             parameters=tuple(_parameters(messages.get(name))),
         )
+    for name in CUSTOM.get(kind, ()):
+        what = "A class of your own, named by its import path and made with params: docs/extending.md."
+        yield Listed(name, kind, what, "", tuple(_parameters(messages[name])))
 
 
 def _schema_messages(kind: str) -> dict[str, Any]:

@@ -108,3 +108,13 @@ def test_schedule_counts_the_rows_where_the_config_says_epochs(
     assert "sparse (LinearDecay)" in shown
     # 5000 rows in batches of 1024 are 5 updates: the last starts after 4.
     assert any(line.split() and line.split()[-1] == "4" for line in shown.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("losses", "custom_loss"), ("metrics", "custom_metric"), ("models", "custom_model")]
+)
+def test_list_shows_the_place_of_ones_own(kind: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", kind, name]) == 0
+    shown = capsys.readouterr().out
+    assert "import path" in shown
+    assert "class_path" in shown
