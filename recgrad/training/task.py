@@ -17,6 +17,7 @@ from recgrad.losses import Loss, build_loss
 from recgrad.losses.pareto import pareto_weights
 from recgrad.losses.weighting import normalize_weights
 from recgrad.metrics import build_metric, build_train_metric
+from recgrad.metrics.base import Metric
 from recgrad.models.base import Model
 from recgrad.models.tasks import TaskSpec
 
@@ -141,9 +142,8 @@ class Head(nn.Module):
             else:
                 value = outputs[self.spec.logits].sum()
                 if weights is not None:
-                    normalize_weights(
-                        weights.to(value.device)
-                    )  # other ranks have rows and wait for this one's part
+                    # Other ranks have rows, and wait for this one's part of the mean weight.
+                    normalize_weights(weights.to(value.device))
             yield name, value * self.weighting.weight
 
     def predictions(self, outputs: Outputs) -> Iterator[tuple[str, Tensor]]:
@@ -170,13 +170,14 @@ class Head(nn.Module):
             return torch.zeros(batch.size, dtype=torch.int64)
         return batch.labels[self.spec.label_name]
 
-    def update(self, metrics: Mapping[str, Any], outputs: Outputs, batch: Batch) -> None:
+    def update(self, metrics: Mapping[str, Metric], outputs: Outputs, batch: Batch) -> None:
         """Add a batch to some of this head's metrics, which are on the host."""
         if not metrics:
             return
         scores, labels = self._scores(outputs).detach().cpu(), self.labels(batch)
         for metric in metrics.values():
             if metric.needs_key:
+                assert metric.grouping_key is not None
                 metric.update(scores, labels, batch.keys[metric.grouping_key])
             else:
                 metric.update(scores, labels)
@@ -203,8 +204,9 @@ def _loss_names(spec: TaskSpec, losses: Iterable[nn.Module]) -> list[str]:
     return names
 
 
-def _named(spec: TaskSpec, metrics: Sequence[Any]) -> dict[str, Any]:
-    named: dict[str, Any] = {}
+def _named(spec: TaskSpec, metrics: Sequence[Metric]) -> dict[str, Metric]:
+    """Metrics by the names that the log gives them."""
+    named: dict[str, Metric] = {}
     for metric in metrics:
         name = f"{metric.display_name}{spec.suffix}"
         if name in named:
@@ -213,7 +215,8 @@ def _named(spec: TaskSpec, metrics: Sequence[Any]) -> dict[str, Any]:
     return named
 
 
-def _values(metrics: Iterator[tuple[str, Any]]) -> dict[str, float]:
+def _values(metrics: Iterator[tuple[str, Metric]]) -> dict[str, float]:
+    """The value of each metric by name; one of several values has the name of each before its own."""
     values: dict[str, float] = {}
     for name, metric in metrics:
         value = metric.compute()
