@@ -108,7 +108,8 @@ class Loader:
                 f"data: the saved position is that of {ranks} of {said} ranks; all of them are needed"
             )
         if ranks == settings.world_size:
-            return positions[settings.rank]
+            own = positions[settings.rank]
+            return self._check_position(own.epoch, own)
         then = replace(settings, world_size=ranks)
         first.check(then.order_settings(), self._files)
         lots: list[Lot] = []

@@ -110,7 +110,7 @@ class Position:
             if now.get(name) != value:
                 raise DataError(
                     f"data: {name} was {value} when the position was saved and is {now.get(name)} now; "
-                    "go on with the same setting, or start the epoch again"
+                    "go on with the same setting, or begin anew from the weights (fine_tune_checkpoint)"
                 )
         if tuple(files) != self.files:
             raise DataError(f"data: {_difference(dict(self.files), dict(files))}")
@@ -170,8 +170,11 @@ def _difference(before: dict[str, str], now: dict[str, str]) -> str:
             size, new_size = mark.partition(":")[0], now[name].partition(":")[0]
             how = f"{size} bytes then, {new_size} now" if size != new_size else "same size, other content"
             return (
-                f"{name} changed since the position was saved ({how}); put the old file back, or start the "
-                "epoch again"
+                f"{name} changed since the position was saved ({how}); put the old file back, or begin anew "
+                "from the weights (fine_tune_checkpoint)"
             )
     added = next(name for name in now if name not in before)
-    return f"{added} was added since the position was saved; take it away, or start the epoch again"
+    return (
+        f"{added} was added since the position was saved; take it away until the epoch has ended, or begin "
+        "anew from the weights (fine_tune_checkpoint)"
+    )

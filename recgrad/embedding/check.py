@@ -34,7 +34,8 @@ def check_states(
     """Raise a CheckpointError unless there is every state of the optimizer, by name, [rows, width]."""
     if set(values) != set(widths):
         raise CheckpointError(
-            f"table '{spec.name}': the optimizer keeps {sorted(widths)}, the checkpoint has {sorted(values)}"
+            f"table '{spec.name}': the optimizer keeps {sorted(widths)}, the checkpoint has {sorted(values)};"
+            " go on with the optimizer of then, or without its state (--ignore_restore_optimizer)"
         )
     for name, value in values.items():
         expected = (len(rows), widths[name])

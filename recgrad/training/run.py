@@ -64,7 +64,7 @@ class TrainResult:
         samples_per_sec: rows trained on per second of training, evaluation left out.
         stopped: why the run ended early, or "".
         exit_code: 0, or 143/130 after SIGTERM/SIGINT.
-        hint: after a signal, where the run was and how to go on; else "".
+        hint: after a signal, or where nothing was left to train, how to go on; else "".
     """
 
     model_dir: Path
@@ -267,8 +267,12 @@ def _run(
         )
         trainer.run()
         checkpoints.wait()
-    command = _command_to_go_on(folder, processes) + flags
-    hint = "" if stop.signal is None else _how_to_go_on(state, command)
+    hint = ""
+    if stop.signal is not None:
+        hint = _how_to_go_on(state, _command_to_go_on(folder, processes) + flags)
+    elif not trainer.samples_here and not state.stopped:
+        limit = "num_steps" if trainer.length.num_steps is not None else "num_epochs"
+        hint = f"nothing was left to train after step {state.step}; raise train_config.{limit} to go on"
     return TrainResult(
         model_dir=folder,
         step=state.step,

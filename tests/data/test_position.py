@@ -178,7 +178,7 @@ def test_a_changed_file_is_named(write_rows, open_loader, make_rows):
         deliver(open_loader(str(path), setting(1, False)), 0, Position.from_json(saved))
     assert str(error.value) == (
         f"data: part-1.parquet changed since the position was saved ({size} bytes then, {now} now); "
-        "put the old file back, or start the epoch again"
+        "put the old file back, or begin anew from the weights (fine_tune_checkpoint)"
     )
     (path / "part-1.parquet").rename(path / "part-9.parquet")
     with pytest.raises(DataError, match=r"part-1\.parquet was part of the data when the position was saved"):
@@ -200,7 +200,7 @@ def test_a_changed_setting_is_named(write_rows, open_loader):
         deliver(open_loader(path, setting(1, True), seed=9), 0, Position.from_json(saved))
     assert str(error.value) == (
         "data: seed was 0 when the position was saved and is 9 now; go on with the same setting, "
-        "or start the epoch again"
+        "or begin anew from the weights (fine_tune_checkpoint)"
     )
 
 

@@ -20,7 +20,7 @@ from google.protobuf import text_format
 
 import recgrad
 from recgrad.config import PipelineConfig, save_config
-from recgrad.errors import CheckpointError
+from recgrad.errors import CheckpointError, DataError
 from recgrad.optim.dense import DENSE_OPTIMIZERS
 from recgrad.optim.schedules import SCHEDULES
 from recgrad.optim.sparse import SPARSE_OPTIMIZERS
@@ -333,3 +333,45 @@ def test_a_table_of_another_size_is_refused(config: PipelineConfig, tmp_path: Pa
     config.train_config.num_steps = 6
     with pytest.raises(CheckpointError, match=r"has 100001 rows of .*, the checkpoint's 100000"):
         recgrad.train(config, model_dir=tmp_path / "m", continue_train=True)
+
+
+@pytest.mark.parametrize("field", ["batch_size", "seed", "shuffle"])
+def test_data_in_another_order_are_refused_before_anything_is_changed(
+    config: PipelineConfig, tmp_path: Path, field: str
+) -> None:
+    by_steps(config, steps=3)
+    recgrad.train(config, model_dir=tmp_path / "m")
+    before = {name: (tmp_path / "m" / name).read_bytes() for name in ("pipeline.config", "events.jsonl")}
+    config.train_config.num_steps = 6
+    if field == "seed":
+        config.train_config.seed += 1
+    elif field == "shuffle":
+        config.data_config.shuffle = not config.data_config.shuffle
+    else:
+        config.data_config.batch_size //= 2
+    with pytest.raises(DataError, match=rf"data: {field} was .* go on with the same setting"):
+        recgrad.train(config, model_dir=tmp_path / "m", continue_train=True)
+    assert {name: (tmp_path / "m" / name).read_bytes() for name in before} == before
+
+
+def test_a_complete_run_says_what_would_lengthen_it(config: PipelineConfig, tmp_path: Path) -> None:
+    by_steps(config, steps=3)
+    assert recgrad.train(config, model_dir=tmp_path / "m").hint == ""
+    result = recgrad.train(config, model_dir=tmp_path / "m", continue_train=True)
+    assert result.step == 3
+    assert result.describe().endswith(
+        "nothing was left to train after step 3; raise train_config.num_steps to go on"
+    )
+
+
+def test_another_sparse_optimizer_is_refused_with_the_way_out(config: PipelineConfig, tmp_path: Path) -> None:
+    by_steps(config, steps=3)
+    recgrad.train(config, model_dir=tmp_path / "m")
+    config.train_config.num_steps = 6
+    config.train_config.sparse_optimizer.sgd_optimizer.lr = 0.1
+    with pytest.raises(CheckpointError, match="--ignore_restore_optimizer"):
+        recgrad.train(config, model_dir=tmp_path / "m", continue_train=True)
+    result = recgrad.train(
+        config, model_dir=tmp_path / "m", continue_train=True, ignore_restore_optimizer=True
+    )
+    assert result.step == 6
