@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+LONGEST_SUGGESTED = 80
+_MOST_COMPARED = 2000
+
 
 class RecgradError(Exception):
     """Something the user can fix: a config, an input file, a checkpoint, a command line."""
@@ -57,6 +60,35 @@ class ProcessError(RecgradError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The hint that ends an unknown-name error: `; did you mean 'x'?`, or nothing."""
-    matches = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{matches[0]}'?" if matches else ""
+    """The hint that ends an unknown-name error: `; did you mean 'x'?`, or nothing when no name is near.
+
+    Long names, and names among more than 2,000, get none: comparing them would take long.
+    """
+    if len(name) > LONGEST_SUGGESTED:
+        return ""
+    known = list(known)
+    if len(known) > _MOST_COMPARED:
+        return ""
+    folded = {other.lower(): other for other in known}
+    if name.lower() in folded:
+        return f"; did you mean '{folded[name.lower()]}'?"
+    close = get_close_matches(name, known, n=5, cutoff=0.6)
+    if not close:
+        return ""
+
+    def far(other: str) -> tuple[int, int, int, int]:
+        shared = next((i for i, (a, b) in enumerate(zip(name, other)) if a != b), len(other))
+        return _distance(name, other), abs(len(name) - len(other)), -shared, known.index(other)
+
+    return f"; did you mean '{min(close, key=far)}'?"
+
+
+def _distance(a: str, b: str) -> int:
+    """Levenshtein distance: the insertions, deletions and substitutions between two names."""
+    row = list(range(len(b) + 1))
+    for i, left in enumerate(a, 1):
+        previous, row[0] = row[0], i
+        for j, right in enumerate(b, 1):
+            change = previous + (left != right)
+            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, change)
+    return row[-1]

@@ -18,8 +18,7 @@ from recgrad.config.legacy import LegacyWarning, replace_fg_encoded
 from recgrad.config.locations import Locations
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.config.text_source import parse_text
-from recgrad.config.values import suggest
-from recgrad.errors import ConfigError, Problem
+from recgrad.errors import ConfigError, Problem, nearest
 
 Source = str | os.PathLike[str] | PipelineConfig | Mapping[str, Any]
 
@@ -120,7 +119,7 @@ def _read(name: str) -> bytes:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         folder, base = os.path.split(name)
-        near = suggest(base, os.listdir(folder or ".")) if os.path.isdir(folder or ".") else ""
+        near = nearest(base, os.listdir(folder or ".")) if os.path.isdir(folder or ".") else ""
         raise ConfigError([Problem(name, f"no such file{near}")]) from None
     except IsADirectoryError:
         raise ConfigError([Problem(name, "is a directory; give the config file in it")]) from None

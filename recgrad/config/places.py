@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 
 from recgrad.config.edit_path import Append, Condition, Index, Key, Slice, Step
 from recgrad.config.fill import is_map, join, other_member
-from recgrad.config.values import NUMERIC, Field, UnfitError, convert, suggest, unknown_field, wanted
-from recgrad.errors import ConfigError
+from recgrad.config.values import NUMERIC, Field, UnfitError, convert, unknown_field, wanted
+from recgrad.errors import ConfigError, nearest
 
 MAX_VISITS = 500_000
 
@@ -232,7 +232,7 @@ def _nothing_meets(place: Place, condition: Condition) -> list[int]:
         for item in list(place.value)[:100]:
             for holder in (item, *_chosen_members(item)):
                 names.update(holder.DESCRIPTOR.fields_by_name)
-        near = suggest(name, sorted(names - {name}))
+        near = nearest(name, sorted(names - {name}))
         raise EditError(f"no item of {place.path} has a value '{name}'{near}")
     text = f"[{name}{condition.operator}{condition.value}]"
-    raise EditError(f"no item of {place.path} meets {text}{suggest(condition.value, values)}")
+    raise EditError(f"no item of {place.path} meets {text}{nearest(condition.value, values)}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
+
+from recgrad.errors import LONGEST_SUGGESTED, nearest
 
 # Descriptors are of other classes in protobuf's C implementation than in its Python one.
 Field = Any
@@ -25,7 +25,6 @@ _REAL = (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE)
 NUMERIC = (*_WHOLE, *_REAL)
 # From here on a number rounds to infinity as a 32-bit float.
 _FLOAT32_LIMIT = (2 - 2**-24) * 2.0**127
-_LONGEST_SUGGESTED = 80
 _WHOLE_TEXT = re.compile(r"\s*[+-]?[0-9]{1,40}\s*\Z")
 _REAL_TEXT = re.compile(
     r"\s*[+-]?(?:(?:[0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,6})?|inf|infinity|nan)\s*\Z",
@@ -53,47 +52,15 @@ def show(value: object) -> str:
     return text
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` when a known name is near, else nothing. Never slow."""
-    if len(name) > _LONGEST_SUGGESTED:
-        return ""
-    known = list(known)
-    if len(known) > 2000:
-        return ""
-    folded = {other.lower(): other for other in known}
-    if name.lower() in folded:
-        return f"; did you mean '{folded[name.lower()]}'?"
-    close = get_close_matches(name, known, n=5, cutoff=0.6)
-    if not close:
-        return ""
-
-    def far(other: str) -> tuple[int, int, int, int]:
-        shared = next((i for i, (a, b) in enumerate(zip(name, other)) if a != b), len(other))
-        return _distance(name, other), abs(len(name) - len(other)), -shared, known.index(other)
-
-    return f"; did you mean '{min(close, key=far)}'?"
-
-
-def _distance(a: str, b: str) -> int:
-    """Levenshtein distance: the insertions, deletions and substitutions between two names."""
-    row = list(range(len(b) + 1))
-    for i, left in enumerate(a, 1):
-        previous, row[0] = row[0], i
-        for j, right in enumerate(b, 1):
-            change = previous + (left != right)
-            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, change)
-    return row[-1]
-
-
 def unknown_field(message: MessageType, name: str) -> str:
     """The error for a field that a message does not have, in the words of the nearest one."""
-    hint = suggest(name, message.fields_by_name)
+    hint = nearest(name, message.fields_by_name)
     kind = "field"
     if hint:
         near = message.fields_by_name[hint.split("'")[1]]
         if near.containing_oneof is not None:
             kind = near.containing_oneof.name.replace("_", " ")
-    shown = name if len(name) <= _LONGEST_SUGGESTED else name[:60] + "…"
+    shown = name if len(name) <= LONGEST_SUGGESTED else name[:60] + "…"
     tail = hint if hint else f" in {message.name}"
     return f"no {kind} '{shown}'{tail}"
 
@@ -101,7 +68,7 @@ def unknown_field(message: MessageType, name: str) -> str:
 def unknown_enum(enum: EnumType, name: str) -> str:
     """The error for a name that an enum does not have."""
     names = [value.name for value in enum.values]
-    hint = suggest(name, names)
+    hint = nearest(name, names)
     if not hint:
         hint = "; known: " + (", ".join(names) if len(names) <= 8 else ", ".join(names[:8]) + " …")
     return f"no {enum.name} {show(name)}{hint}"

@@ -210,7 +210,7 @@ def test_custom_optimizers_of_another_package():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('class_path: "torch.optim.Adamm"', "has no 'Adamm'; did you mean 'Adam'"),
+        ('class_path: "torch.optim.Adem"', "has no 'Adem'; did you mean 'Adam'"),
         ('class_path: "torch.nn.Linear"', "must name a torch.optim.Optimizer class, got torch.nn.Linear"),
         (
             'class_path: "torch.optim.Adam" params { fields { key: "rate" value { number_value: 1 } } }',

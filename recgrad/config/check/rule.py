@@ -13,8 +13,8 @@ from recgrad.config.check.unsupported import KINDS, unsupported, without_effect
 from recgrad.config.locations import Locations
 from recgrad.config.proto.data_pb2 import FG_DAG, FG_NORMAL
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
-from recgrad.config.values import show, suggest
-from recgrad.errors import Problem
+from recgrad.config.values import show
+from recgrad.errors import Problem, nearest
 from recgrad.registry import Registry
 
 Rule = Callable[["Context"], None]
@@ -107,7 +107,7 @@ class Context:
     def suggest(self, name: str, known: Iterable[str]) -> str:
         """`; did you mean 'x'?`, for the first unknown names; comparing many would take long."""
         self._suggestions += 1
-        return suggest(name, known) if self._suggestions <= MAX_SUGGESTIONS else ""
+        return nearest(name, known) if self._suggestions <= MAX_SUGGESTIONS else ""
 
     def unknown(self, path: str, what: str, name: str, known: Collection[str]) -> None:
         """Report a name that is not among the known ones."""
