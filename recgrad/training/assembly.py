@@ -191,10 +191,12 @@ def build_hooks(config: PipelineConfig, model_dir: Path, *, writes: bool = True)
         hooks.append(ProfileSteps(model_dir))
     export = to_kwargs(config.export_config)
     if export["exporter_type"] == "best":
-        hooks.append(KeepBest(Watch(export["best_exporter_metric"], export["metric_larger_is_better"])))
+        name, larger = export["best_exporter_metric"], export["metric_larger_is_better"]
+        hooks.append(KeepBest(Watch(name, larger, where="export_config.best_exporter_metric")))
     if config.train_config.HasField("early_stopping"):
         stopping = to_kwargs(config.train_config.early_stopping)
-        watch = Watch(stopping["metric"], stopping["mode"] == "max", stopping["min_delta"])
+        larger, where = stopping["mode"] == "max", "train_config.early_stopping.metric"
+        watch = Watch(stopping["metric"], larger, stopping["min_delta"], where)
         hooks.append(EarlyStop(watch, stopping["patience"]))
     epochs = settings.get("save_checkpoints_epochs", 0)
     hooks.append(

@@ -45,10 +45,13 @@ def test_what_counts_as_an_improvement(
 
 
 def test_an_unknown_metric_names_the_nearest_and_the_known() -> None:
+    watch = Watch("auc_ctrr", where="train_config.early_stopping.metric")
     with pytest.raises(
-        RecgradError, match=r"'auc_ctrr'; did you mean 'auc_ctr'\? \(evaluated: auc_ctr, auc_cvr"
+        RecgradError,
+        match=r"^train_config.early_stopping.metric: no evaluation metric 'auc_ctrr'; "
+        r"did you mean 'auc_ctr'\? \(evaluated: auc_ctr, auc_cvr",
     ):
-        Watch("auc_ctrr").value({"auc_ctr": 0.5, "auc_cvr": 0.5})
+        watch.value({"auc_ctr": 0.5, "auc_cvr": 0.5})
 
 
 def test_unknown_summaries_are_refused(config: PipelineConfig) -> None:

@@ -13,17 +13,18 @@ from recgrad.training.trainer import Trainer
 
 @dataclass(frozen=True)
 class Watch:
-    """A metric and what counts as an improvement of it."""
+    """A metric and what counts as an improvement of it; `where` the config names it, for errors."""
 
     metric: str
     larger_is_better: bool = True
     min_delta: float = 0.0
+    where: str = "metric"
 
     def value(self, metrics: Mapping[str, float]) -> float:
         """The metric's value; an error that names the known ones when it is not there."""
         if self.metric not in metrics:
             raise RecgradError(
-                f"no evaluation metric '{self.metric}'{nearest(self.metric, metrics)} "
+                f"{self.where}: no evaluation metric '{self.metric}'{nearest(self.metric, metrics)} "
                 f"(evaluated: {', '.join(sorted(metrics))})"
             )
         return metrics[self.metric]
