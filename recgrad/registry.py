@@ -1,8 +1,8 @@
 """Registries: a component is one file that registers itself under its config name.
 
 A registry looks for its components on first use: in every module of its package whose name
-does not begin with an underscore, and in the Python entry points of the group
-`recgrad.<kind>s`, so a new file, here or in another distribution, is found without a list
+does not begin with an underscore, and in the Python entry points of its group, such as
+`recgrad.losses`, so a new file, here or in another distribution, is found without a list
 to keep. Names are read from the text of the modules; a module is imported when one of its
 components is asked for, since importing all of them takes longer than most commands do.
 """
@@ -44,6 +44,7 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
         self.package = package
+        self.group = f"recgrad.{kind.replace(' ', '_')}{'es' if kind.endswith('s') else 's'}"
         self._entries: dict[str, T] = {}
         self._homes: dict[str, str | EntryPoint] = {}  # of names that are not imported yet
         self._surveyed = False
@@ -69,6 +70,18 @@ class Registry(Generic[T]):
             raise UnknownNameError(f"no {self.kind} '{name}'{nearest(name, self)}")
         return self._entries[name]
 
+    def resolve(self, class_path: str) -> Any:
+        """What a config's class_path names: an import path or, without a dot, a name of this registry."""
+        if "." in class_path:
+            return import_object(class_path)
+        try:
+            return self[class_path]
+        except UnknownNameError as error:
+            raise RecgradError(
+                f"class_path '{class_path}': {error}; write 'package.Class', "
+                f"or a name that a package gives in its entry points '{self.group}'"
+            ) from error
+
     def __contains__(self, name: object) -> bool:
         self._survey()
         return name in self._entries or name in self._homes
@@ -91,9 +104,20 @@ class Registry(Generic[T]):
     def _load(self, name: str) -> None:
         """Import what registers a name."""
         home = self._homes[name]
-        component = importlib.import_module(home) if isinstance(home, str) else home.load()
-        self._homes.pop(name, None)
-        if not isinstance(home, str):
+        if isinstance(home, str):
+            importlib.import_module(home)
+            self._homes.pop(name, None)
+            return
+        del self._homes[name]  # its module may register it by the decorator as well
+        try:
+            component = home.load()
+        except (ImportError, AttributeError) as error:
+            self._homes[name] = home
+            raise RecgradError(
+                f"{self.kind} '{name}': cannot load {home.value}, which an installed package "
+                f"gives in its entry points '{self.group}' ({error})"
+            ) from error
+        if self._entries.get(name) is not component:
             self.register(name)(component)
 
     def _survey(self) -> None:
@@ -116,7 +140,7 @@ class Registry(Generic[T]):
             elif known and module not in sys.modules:
                 for name in known:
                     self._expect(name, module)
-        for entry in _entry_points().select(group=f"recgrad.{self.kind.replace(' ', '_')}s"):
+        for entry in _entry_points().select(group=self.group):
             self._expect(entry.name, entry)
 
     def _expect(self, name: str, home: str | EntryPoint) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,6 +103,39 @@ def test_the_edit_of_the_page_is_made(folder: Path) -> None:
     edit = re.findall(r"'(\{.*\})'", command)[0]
     assert main(["check", "own.config", "--edit-config-json", edit]) == 0
     assert json.loads(edit)["model_config.losses[0]"]["custom_loss"]["params"] == {"epsilon": 2}
+
+
+ENTRY_POINTS = {
+    "recgrad.dense_optimizers": ("signum", "Signum"),
+    "recgrad.sparse_optimizers": ("sparse_signum", "SparseSignum"),
+    "recgrad.losses": ("poly_loss", "PolyLoss"),
+    "recgrad.metrics": ("lift", "Lift"),
+}
+
+
+def test_names_that_an_installed_package_gives_are_class_paths(folder: Path) -> None:
+    info = folder / "parts-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: parts\nVersion: 1.0\n")
+    lines = [f"[{group}]\n{name} = parts:{cls}\n" for group, (name, cls) in ENTRY_POINTS.items()]
+    (info / "entry_points.txt").write_text("".join(lines))
+    config = (folder / "own.config").read_text()
+    for name, cls in ENTRY_POINTS.values():
+        assert f'"parts.{cls}"' in config
+        config = config.replace(f'"parts.{cls}"', f'"{name}"')
+    (folder / "own.config").write_text(config)
+
+    def run(*line: str) -> str:
+        # In a process of its own: registries keep what they have found.
+        command = [sys.executable, "-m", "recgrad", *line]
+        env = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"}
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout
+
+    run("train", "own.config")
+    assert set(last_event(folder, "train")["losses"]) == {"PolyLoss", "total"}
+    assert "Lift" in last_event(folder, "eval")["metrics"]
+    assert 'custom_loss { class_path: "poly_loss" }' in run("list", "losses", "poly_loss")
+    assert 'custom_optimizer { class_path: "signum" }' in run("list", "optimizers", "signum")
 
 
 def test_two_losses_of_ones_own_both_count(folder: Path, edited: Callable[..., list[str]]) -> None:

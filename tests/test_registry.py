@@ -257,6 +257,51 @@ def test_entry_points_of_others_are_loaded_when_they_are_asked_for(
     assert [name for name, _ in things.items()] == ["cat", "cow"]
 
 
+def test_an_entry_point_may_name_what_registers_itself(
+    package: str, tmp_path: Path, distribute: Callable[[str, str], None]
+) -> None:
+    (tmp_path / f"farm_{package}.py").write_text(
+        f"from {package} import THINGS\n@THINGS.register('cow')\nclass Cow: ...\n"
+    )
+    distribute("cow", f"farm_{package}:Cow")
+    things: Registry[type] = import_object(f"{package}.THINGS")
+    assert things["cow"].__name__ == "Cow"
+    with pytest.raises(ValueError, match="thing 'cow' is registered twice"):
+        things.register("cow")(int)
+
+
+def test_an_entry_point_that_leads_nowhere_says_whose_it_is(
+    package: str, distribute: Callable[[str, str], None]
+) -> None:
+    distribute("cow", "no_such_farm:Cow")
+    things: Registry[type] = import_object(f"{package}.THINGS")
+    for _ in range(2):
+        with pytest.raises(
+            RecgradError, match=r"thing 'cow': cannot load no_such_farm:Cow, .* points 'recgrad.things' \(No"
+        ):
+            things["cow"]
+
+
+def test_class_paths_are_import_paths_or_names(
+    package: str, tmp_path: Path, distribute: Callable[[str, str], None]
+) -> None:
+    (tmp_path / f"farm_{package}.py").write_text("class Cow: ...\n")
+    distribute("cow", f"farm_{package}:Cow")
+    things: Registry[type] = import_object(f"{package}.THINGS")
+    assert things.resolve("cow") is things.resolve(f"farm_{package}.Cow")
+    with pytest.raises(
+        RecgradError, match=r"^class_path 'caw': no thing 'caw'; did you .*; write 'package.Class', or a name"
+    ):
+        things.resolve("caw")
+
+
+def test_groups_of_entry_points_are_called_as_english_has_it() -> None:
+    assert [Registry(kind, "zoo").group for kind in ("loss", "dense optimizer")] == [
+        "recgrad.losses",
+        "recgrad.dense_optimizers",
+    ]
+
+
 def test_an_entry_point_with_a_taken_name_raises(
     package: str, distribute: Callable[[str, str], None]
 ) -> None:

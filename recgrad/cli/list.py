@@ -86,11 +86,17 @@ def list_kind(kind: str) -> Iterator[Listed]:
             kind=kind,
             summary=text.partition("\n")[0],
             paper=_paper(text) or _cited(component),
-            parameters=tuple(_parameters(messages.get(name))),
+            parameters=tuple(_parameters(messages[name])) if name in messages else _by_class_path(kind, name),
         )
     for name in CUSTOM.get(kind, ()):
         what = "A class of your own, named by its import path and made with params: docs/extending.md."
         yield Listed(name, kind, what, "", tuple(_parameters(messages[name])))
+
+
+def _by_class_path(kind: str, name: str) -> tuple[str, ...]:
+    """How a config names what another package has added, which no field of the schema chooses."""
+    field = f"custom_{kind.rpartition('_')[2]}"
+    return (f'{field} {{ class_path: "{name}" }}',) if field in _schema_messages(kind) else ()
 
 
 def _schema_messages(kind: str) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from recgrad.config.messages import chosen, to_kwargs
 from recgrad.config.patterns import assign_by_pattern
 from recgrad.errors import ConfigError, Problem
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, Combined, SparseOptimizer
-from recgrad.registry import import_object
 
 _WHERE = "train_config.sparse_optimizer"
 
@@ -109,7 +108,7 @@ def _section(config: Any, where: str, group: str, tables: Sequence[str]) -> _Sec
     field, message = choice
     arguments = to_kwargs(message)
     if field == "custom_optimizer":
-        kind = import_object(arguments["class_path"])
+        kind = SPARSE_OPTIMIZERS.resolve(arguments["class_path"])
         arguments = dict(arguments.get("params", {}))
         if not (isinstance(kind, type) and issubclass(kind, SparseOptimizer)):
             raise ConfigError(

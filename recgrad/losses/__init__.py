@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from recgrad.config.messages import chosen, to_kwargs
 from recgrad.errors import ConfigError
 from recgrad.losses.base import Loss
-from recgrad.registry import Registry, import_object
+from recgrad.registry import Registry
 
 if TYPE_CHECKING:
     from recgrad.config.proto.loss_pb2 import LossConfig
@@ -30,7 +30,7 @@ def build_loss(config: LossConfig) -> Loss:
         )
     name, message = choice
     kwargs = to_kwargs(message)
-    cls = LOSSES[name] if name != "custom_loss" else import_object(kwargs["class_path"])
+    cls = LOSSES[name] if name != "custom_loss" else LOSSES.resolve(kwargs["class_path"])
     if not (isinstance(cls, type) and issubclass(cls, Loss)):
         raise ConfigError(
             f"custom_loss: {message.class_path} is not a subclass of recgrad.losses.Loss; "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from recgrad.config.messages import chosen, to_kwargs
 from recgrad.errors import ConfigError
-from recgrad.registry import Registry, import_object
+from recgrad.registry import Registry
 
 if TYPE_CHECKING:
     from recgrad.config.proto.metric_pb2 import MetricConfig, TrainMetricConfig
@@ -147,7 +147,7 @@ def _custom(message: Any) -> Metric:
     import torchmetrics
 
     kwargs = to_kwargs(message)
-    cls = import_object(kwargs["class_path"])
+    cls = METRICS.resolve(kwargs["class_path"])
     if not (isinstance(cls, type) and issubclass(cls, torchmetrics.Metric)):
         raise ConfigError(f"custom_metric: {kwargs['class_path']} is not a subclass of torchmetrics.Metric")
     try:

@@ -20,7 +20,6 @@ from recgrad.losses.weighting import TaskWeighting
 from recgrad.models.base import MODELS, Model
 from recgrad.models.group_plan import EncoderSpec, FeatureGroup, SequenceGroup
 from recgrad.models.tasks import TaskSpec
-from recgrad.registry import import_object
 
 __all__ = ["TaskSpec", "build_groups", "build_model", "build_tasks"]
 
@@ -81,7 +80,7 @@ def _model_class(name: str, message: Any) -> tuple[type[Model], dict[str, Any]]:
     """The class of a model and the arguments that its message gives."""
     if name != "custom_model":
         return MODELS[name], plain(message)
-    cls = import_object(message.class_path)
+    cls = MODELS.resolve(message.class_path)
     if not (isinstance(cls, type) and issubclass(cls, Model)):
         raise ConfigError(
             f"model_config.custom_model.class_path: {message.class_path} is not a subclass of "

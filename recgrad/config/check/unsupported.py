@@ -35,8 +35,8 @@ UNSUPPORTED = {
     "TrainConfig.save_checkpoints_timestamp_quorum": "use save_checkpoints_steps",
     "TrainConfig.delta_embedding_dump_config": "leave it out",
     "ExportConfig.mixed_precision": "leave it out; predictions are made in float32",
-    "ExportConfig.cudnn_allow_tf32": "leave it out; predictions are made on the CPU",
-    "ExportConfig.cuda_matmul_allow_tf32": "leave it out; predictions are made on the CPU",
+    "ExportConfig.cudnn_allow_tf32": "leave it out; predictions are made in full float32",
+    "ExportConfig.cuda_matmul_allow_tf32": "leave it out; predictions are made in full float32",
 }
 """`Message.field`, or `*.field` for that field of every message, and what to do instead.
 

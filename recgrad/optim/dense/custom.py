@@ -8,7 +8,6 @@ from typing import Any
 from torch.optim import Optimizer
 
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
-from recgrad.registry import import_object
 
 
 @DENSE_OPTIMIZERS.register("custom_optimizer")
@@ -23,7 +22,7 @@ def custom(parameters: Params, /, *, class_path: str, params: Mapping[str, Any] 
         class_path: the class, as `package.module.Class`.
         params: its keyword arguments.
     """
-    found = import_object(class_path)
+    found = DENSE_OPTIMIZERS.resolve(class_path)
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         raise ValueError(f"class_path must name a torch.optim.Optimizer class, got {class_path}")
     make: Callable[..., Optimizer] = found
