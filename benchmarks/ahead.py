@@ -38,7 +38,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from ranks.run import BATCHES, RANKS, Run, read_batches
-from results.bars import bar, write_bars
+from results.bars import Bar, write_bars
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
@@ -107,7 +107,7 @@ def one_rank(rank: int, args: Any, folder: Path) -> None:
                 flush=True,
             )
             if name == "Recgrad":
-                bars.append(bar("ids sent ahead: time of a step", ahead / plain, GOAL, at_least=False))
+                bars.append(Bar("ids sent ahead: time of a step", ahead / plain, GOAL, at_least=False))
     if rank == 0:
         write_bars(args.json, bars)
     dist.barrier()

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from google.protobuf import text_format
-from results.bars import Bar, bar, describe_bar, write_bars
+from results.bars import Bar, describe_bar, write_bars
 
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data import Loader, build_features, build_loader
@@ -179,7 +179,7 @@ def run(folder: Path, rows: int, rounds: int) -> list[Bar]:
         ("data: 26 text columns over 26 int64", medians["texts"] / medians["ints"], 2.5, False),
         ("data: peak memory of 10x the rows", large / small, 1.15, False),
     ]
-    bars = [bar(name, ratio, goal, at_least=at_least) for name, ratio, goal, at_least in ratios]
+    bars = [Bar(name, ratio, goal, at_least=at_least) for name, ratio, goal, at_least in ratios]
     print("\n" + "\n".join(map(describe_bar, bars)))
     return bars
 

@@ -44,7 +44,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from ranks.phases import phases
 from ranks.run import BATCH, BATCHES, RANKS, STEPS, Clock, Run, Step, check_rows, read_batches
-from results.bars import Bar, bar, describe_bar, write_bars
+from results.bars import Bar, describe_bar, write_bars
 from train import criteo_config
 
 from recgrad.config import PipelineConfig
@@ -122,7 +122,7 @@ def against_local(processes: Processes, config: PipelineConfig, rounds: int, clo
         print(f"{label:28} {1000 * mine:8.1f}   {1000 * other:10.1f}", flush=True)
         if name == "whole":
             bars.append(
-                bar("sharded engine, one rank: time of a step", other / mine, ONE_RANK, at_least=False)
+                Bar("sharded engine, one rank: time of a step", other / mine, ONE_RANK, at_least=False)
             )
         else:
             print(f"{'':28} the tables' step takes {other / mine:.2f} times as long")
@@ -180,7 +180,7 @@ def scaling(
         print(f"{name:32} {value:9,.0f} {ratios[0]:12.2f} {ratios[1]:13.2f} {ratios[2]:11.2f}")
     sys.stdout.flush()
     return [
-        bar(f"{name}, over {apart}", speed[name] / speed[apart], TWO_RANKS, at_least=True)
+        Bar(f"{name}, over {apart}", speed[name] / speed[apart], TWO_RANKS, at_least=True)
         for name in together
         if PLANS[0] in name
     ]

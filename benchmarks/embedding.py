@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from results.bars import Bar, bar, describe_bar, write_bars
+from results.bars import Bar, describe_bar, write_bars
 from torch import Tensor
 
 from recgrad.embedding.local.engine import Ids, LocalEngine
@@ -185,7 +185,7 @@ class Report:
         self.bars: list[Bar] = []
 
     def add(self, name: str, ratio: float, goal: float, at_least: bool, note: str) -> None:
-        self.bars.append(bar(name, ratio, goal, at_least=at_least, note=note))
+        self.bars.append(Bar(name, ratio, goal, at_least=at_least, note=note))
         print(describe_bar(self.bars[-1]), flush=True)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 import torch
 from google.protobuf import text_format
-from results.bars import Bar, bar, describe_bar, write_bars
+from results.bars import Bar, describe_bar, write_bars
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
@@ -81,7 +81,7 @@ def grouped_auc(rounds: int) -> Bar:
         rounds, vectorised, lambda: loop_over_groups(scores[few], labels[few], keys[few], part)
     )
     name = "grouped_auc, 1M rows in 100k groups: speed over a loop of sklearn"
-    return bar(name, 100 * slow / fast, 50, at_least=True, note=against(fast, 100 * slow))
+    return Bar(name, 100 * slow / fast, 50, at_least=True, note=against(fast, 100 * slow))
 
 
 def exact_auc(rounds: int) -> Bar:
@@ -96,7 +96,7 @@ def exact_auc(rounds: int) -> Bar:
 
     fast, slow = medians(rounds, ours, lambda: roc_auc_score(labels, scores))
     name = "exact auc, 1M rows: time over sklearn's"
-    return bar(name, fast / slow, 1, at_least=False, note=against(fast, slow))
+    return Bar(name, fast / slow, 1, at_least=False, note=against(fast, slow))
 
 
 def exact_xauc(rounds: int) -> Bar:
@@ -117,7 +117,7 @@ def exact_xauc(rounds: int) -> Bar:
 
     fast, slow = medians(rounds, ours, lambda: np.argsort(scores, kind="stable"))
     name = "exact xauc, 1M rows: time over numpy's stable argsort"
-    return bar(name, fast / slow, 5, at_least=False, note=against(fast, slow))
+    return Bar(name, fast / slow, 5, at_least=False, note=against(fast, slow))
 
 
 def square_jrc(logits: Tensor, labels: Tensor, session: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ def jrc_memory(_: int) -> Bar:
     theirs = peak_bytes(lambda: trained(lambda z: square_jrc(z, labels, session)))
     name = f"jrc_loss, batch {BATCH}, with backward: memory over the B² form"
     note = f"{ours / 1e6:.1f} MB against {theirs / 1e6:.0f} MB"
-    return bar(name, ours / theirs, 0.05, at_least=False, note=note)
+    return Bar(name, ours / theirs, 0.05, at_least=False, note=note)
 
 
 def dense_step() -> Callable[[], None]:
@@ -210,7 +210,7 @@ def train_metrics(rounds: int) -> Bar:
 
     update, whole = medians(max(rounds, 5), hundred, step)
     name = "train auc, batch 8192: update over a DeepFM step"
-    return bar(name, update / 100 / whole, 0.01, at_least=False, note=against(update / 100, whole))
+    return Bar(name, update / 100 / whole, 0.01, at_least=False, note=against(update / 100, whole))
 
 
 def against(ours: float, peer: float) -> str:

@@ -20,7 +20,7 @@ from statistics import median
 
 import torch
 from google.protobuf import text_format
-from results.bars import Bar, bar, write_bars
+from results.bars import Bar, write_bars
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -287,7 +287,7 @@ def compare_blocks(rows: int, repeats: int) -> list[Bar]:
         mine, theirs = median(times[0]), median(times[1])
         ratio = theirs / mine
         print(f"{name:18}{mine * 1e3:10.2f}{theirs * 1e3:10.2f}{ratio:8.2f}{goal:7.1f}")
-        bars.append(bar(f"models: {name} vs plain torch", ratio, goal, at_least=True))
+        bars.append(Bar(f"models: {name} vs plain torch", ratio, goal, at_least=True))
     return bars
 
 

@@ -29,7 +29,7 @@ from typing import Any
 import pytorch_optimizer
 import schedulefree
 import torch
-from results.bars import bar, write_bars
+from results.bars import Bar, write_bars
 from torch.nn import Parameter
 
 from recgrad.optim.dense import DENSE_OPTIMIZERS
@@ -242,10 +242,10 @@ def main() -> None:
         peer, ours, theirs, ratio = compare(name, 12 if name == "muon" else args.rounds)
         muon = name == "muon"  # by how much it is faster, not slower
         ratio, goal = (1 / ratio, MUON_LEAST) if muon else (ratio, MOST)
-        found = bar(f"optim/{name}", ratio, goal, at_least=muon, note=peer)
+        found = Bar(f"optim/{name}", ratio, goal, at_least=muon, note=peer)
         print(
-            f"{name:<22}{ours * 1e6:>7.0f}µs{theirs * 1e6:>7.0f}µs{ratio:>8.2f}  {found['goal']:<7} "
-            f"{'ok' if found['holds'] else 'NO'} {peer}",
+            f"{name:<22}{ours * 1e6:>7.0f}µs{theirs * 1e6:>7.0f}µs{ratio:>8.2f}  {found.goal_text:<7} "
+            f"{found.verdict} {peer}",
             flush=True,
         )
         bars.append(found)
@@ -264,8 +264,8 @@ def main() -> None:
             ),
         ):
             whole, share = overhead(40, edits)
-            found = bar("optim/overhead", share, OVERHEAD_MOST, at_least=False)
-            mark = f"{found['goal']} {'ok' if found['holds'] else 'NO'}"
+            found = Bar("optim/overhead", share, OVERHEAD_MOST, at_least=False)
+            mark = f"{found.goal_text} {found.verdict}"
             mark = mark if counts else "(math of the clipping included)"
             print(f"{label:<34}{whole * 1e3:>7.1f}ms{share:>11.2%}  {mark}", flush=True)
             if counts:

@@ -49,7 +49,7 @@ from peers.din import (
     padded_model,
     torch_tables_model,
 )
-from results.bars import Bar, bar, describe_bar, write_bars
+from results.bars import Bar, describe_bar, write_bars
 from torch import nn
 
 from recgrad.config import PipelineConfig, load_config, save_config
@@ -232,8 +232,8 @@ def loop_bars(config: PipelineConfig, folder: Path, rounds: int) -> list[Bar]:
     slower = saving_ratio(config, training, folder, PAIRS * rounds)
     ratio = statistics.median(ratios)
     return [
-        bar("throughput of the loop over the model's compute alone", ratio, 0.85, at_least=True),
-        bar("time with a checkpoint every 100 steps over without", slower, 1.05, at_least=False),
+        Bar("throughput of the loop over the model's compute alone", ratio, 0.85, at_least=True),
+        Bar("time with a checkpoint every 100 steps over without", slower, 1.05, at_least=False),
     ]
 
 
@@ -265,7 +265,7 @@ def din_bar(rounds: int) -> Bar:
     print(f"        the attention needs {needed / 1e9:.1f} GFLOP a step, torch's own product does", end=" ")
     print(f"{rate / 1e9:.0f} GFLOP/s: {most:,.0f} samples/s if all else were free")
     ratio = seconds["padded"] / seconds["ours"]
-    return bar("multi-tower DIN over padded, torch tables and dense Adam", ratio, 20, at_least=True)
+    return Bar("multi-tower DIN over padded, torch tables and dense Adam", ratio, 20, at_least=True)
 
 
 def attention_operations(batch: Batch) -> float:
@@ -329,7 +329,7 @@ def start_bar(config: PipelineConfig, folder: Path, rounds: int) -> Bar:
     # The first round warms the caches of the kernels and of the disk.
     first_s, import_s = statistics.median(first[1:]), statistics.median(imports[1:])
     print(f"start:  first step after {first_s:.2f} s, of which import torch {import_s:.2f} s")
-    return bar("first step over import torch (4 s over 2 s)", first_s / import_s, 2.0, at_least=False)
+    return Bar("first step over import torch (4 s over 2 s)", first_s / import_s, 2.0, at_least=False)
 
 
 if __name__ == "__main__":

@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-Bar = dict[str, Any]
 
 
-def bar(name: str, ratio: float, goal: float, *, at_least: bool, note: str = "") -> Bar:
-    """A ratio that is to be at least, or at most, the goal."""
-    holds = ratio >= goal if at_least else ratio <= goal
-    sign = ">=" if at_least else "<="
-    return {"name": name, "ratio": ratio, "goal": f"{sign} {goal:g}", "holds": holds, "note": note}
+@dataclass(frozen=True)
+class Bar:
+    """A ratio that is to be at least, or at most, the goal; the note is for the table alone."""
+
+    name: str
+    ratio: float
+    goal: float
+    at_least: bool
+    note: str = ""
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.ratio >= self.goal if self.at_least else self.ratio <= self.goal)
+
+    @property
+    def verdict(self) -> str:
+        return "ok" if self.holds else "NO"
+
+    @property
+    def goal_text(self) -> str:
+        return f"{'>=' if self.at_least else '<='} {self.goal:g}"
 
 
 def describe_bar(one: Bar) -> str:
     """A line of the table."""
-    verdict = "ok" if one["holds"] else "NO"
-    line = f"{verdict:<3} {one['name']:<68} {one['ratio']:9.4g}   goal {one['goal']:<8} {one['note']}"
+    line = f"{one.verdict:<3} {one.name:<68} {one.ratio:9.4g}   goal {one.goal_text:<8} {one.note}"
     return line.rstrip()
 
 
 def write_bars(path: Path | None, bars: Sequence[Bar]) -> None:
-    """Write them as JSON, where a file is asked for."""
+    """Write them as a JSON list of {name, ratio, goal, holds}, where a file is asked for."""
     if path is not None:
-        path.write_text(json.dumps(list(bars), indent=2) + "\n")
+        keys = ("name", "ratio", "goal", "holds")
+        listed = [{key: getattr(one, key) for key in keys} for one in bars]
+        path.write_text(json.dumps(listed, indent=2) + "\n")
