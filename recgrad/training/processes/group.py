@@ -1,157 +1,36 @@
-"""The processes of a run: one alone, or several that compute together."""
+"""Several processes of a run: how they meet, watch each other, tell of failures and part."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from recgrad.errors import ProcessError, RecgradError
 from recgrad.training.processes.blame import comes_from_a_peer, find_cause, first_line
 from recgrad.training.processes.board import ANSWER_SECS, MEETING, Board, Failure, connect, known
-from recgrad.training.processes.device import CPU, backend_of, choose_device
+from recgrad.training.processes.device import backend_of, choose_device
 from recgrad.training.processes.environment import Environment, read_environment
 from recgrad.training.processes.heartbeat import (
     EVERY_SECS,
     MANY_EVERY_SECS,
     MANY_RANKS,
     Heartbeat,
-    Pulse,
     host_identity,
     is_gone,
 )
+from recgrad.training.processes.processes import DEFAULT_TIMEOUT_SECS, Processes
 
-DEFAULT_TIMEOUT_SECS = 600.0
-BUCKET_BYTES = 32 * 2**20
 LEAVE_SECS = 5.0
 LOOK_SECS = 3.0
 INTERRUPTED = 130
-T = TypeVar("T")
-
-
-class Processes:
-    """The ranks of a run, as one of them sees it; alone, every method is trivial.
-
-    Attributes:
-        rank: of this process, from 0 to world_size − 1.
-        restarts: how often the launcher has started the run anew.
-        is_main: whether this is rank 0, which talks and writes.
-        distributed: whether a launcher started the run, so that there is a process group.
-        device: where this rank computes the dense half of its model.
-    """
-
-    def __init__(self, environment: Environment | None = None, device: torch.device = CPU) -> None:
-        environment = environment or Environment()
-        self.environment = environment
-        self.device = device
-        self.rank = environment.rank
-        self.world_size = environment.world_size
-        self.local_rank = environment.local_rank
-        self.restarts = environment.restarts
-        self.distributed = environment.distributed
-        self.is_main = self.rank == 0
-        self.timeout_secs = DEFAULT_TIMEOUT_SECS
-        self._pulse = Pulse(self.rank)
-        self.doing = self._pulse.doing
-
-    def set_timeout(self, timeout_secs: float) -> None:
-        """How long a collective waits for a rank, from now on."""
-        if timeout_secs < 1:
-            raise RecgradError(f"train_config.process_timeout_secs: must be at least 1, got {timeout_secs:g}")
-        self.timeout_secs = timeout_secs
-        if self.distributed:
-            _set_pg_timeout(timedelta(seconds=timeout_secs))
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """The sums over ranks, in float64; all ranks get the same bits."""
-        if not self.distributed:
-            return [float(value) for value in values]
-        total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total)
-        return total.tolist()
-
-    def gather(self, value: Any) -> list[Any]:
-        """What each rank gave, in the order of ranks; all ranks get all."""
-        if not self.distributed:
-            return [value]
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
-        return values
-
-    def collect(self, value: Any) -> list[Any]:
-        """What each rank gave, in the order of ranks, on rank 0; nothing on the others."""
-        if not self.distributed:
-            return [value]
-        values: list[Any] = [None] * self.world_size if self.is_main else []
-        dist.gather_object(value, values if self.is_main else None)
-        return values
-
-    def broadcast(self, value: Any) -> Any:
-        """What rank 0 gave; what others give is not looked at."""
-        if not self.distributed:
-            return value
-        values = [value if self.is_main else None]
-        dist.broadcast_object_list(values, src=0)
-        return values[0]
-
-    def on_main(self, work: Callable[[], T]) -> T:
-        """What `work` gives on rank 0, to all ranks.
-
-        It may take long: the others wait for as long as rank 0 says, within every timeout, what it is
-        doing by then.
-        """
-        result = work() if self.is_main else None
-        self._await_main()
-        given: T = self.broadcast(result)
-        return given
-
-    def _await_main(self) -> None:
-        """Wait for rank 0."""
-
-    def barrier(self) -> None:
-        """Wait until all ranks are here."""
-        if self.distributed:
-            dist.all_reduce(torch.zeros(1))
-
-    def average_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its mean over ranks; all ranks get the same bits.
-
-        Ranks give the same shapes and types in the same order. Tensors of a type are laid end to
-        end and reduced in large pieces; halves are added as float32.
-        """
-        if self.world_size == 1:
-            return
-        kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for tensor in tensors:
-            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        for same in kinds.values():
-            for bucket in _buckets(same):
-                self._average_bucket(bucket)
-
-    def _average_bucket(self, bucket: Sequence[Tensor]) -> None:
-        kind = bucket[0].dtype
-        sum_kind = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
-        flat = torch.cat([tensor.detach().reshape(-1).to(sum_kind) for tensor in bucket])
-        dist.all_reduce(flat)
-        flat.div_(self.world_size)
-        parts = torch.split_with_sizes(flat, [tensor.numel() for tensor in bucket])
-        for tensor, part in zip(bucket, parts):
-            tensor.detach().copy_(part.view(tensor.shape))
-
-    @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Around what the rank does: its failure is told to all, and another rank's is explained."""
-        yield
 
 
 class _Group(Processes):
@@ -355,18 +234,3 @@ def _ignore_sigterm() -> None:
     """Let the process say why it ends: a launcher that sees another rank end asks it to go at once."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors of one type in runs of a bounded size."""
-    bucket: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        nbytes = tensor.numel() * tensor.element_size()
-        if bucket and size + nbytes > BUCKET_BYTES:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(tensor)
-        size += nbytes
-    if bucket:
-        yield bucket

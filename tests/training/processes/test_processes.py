@@ -9,7 +9,7 @@ import torch
 
 from recgrad.errors import RecgradError
 from recgrad.training.processes import Environment, Processes, open_processes, read_environment
-from recgrad.training.processes import group as group_module
+from recgrad.training.processes import processes as processes_module
 from recgrad.training.processes.blame import comes_from_a_peer, describe_gone, describe_late
 from recgrad.training.processes.board import Beat
 
@@ -107,9 +107,9 @@ def test_a_timeout_of_nothing_is_refused() -> None:
 
 
 def test_large_tensors_are_reduced_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_module, "BUCKET_BYTES", 40)
+    monkeypatch.setattr(processes_module, "BUCKET_BYTES", 40)
     tensors = [torch.zeros(size) for size in (3, 4, 5, 20, 1)]
-    sizes = [[len(tensor) for tensor in bucket] for bucket in group_module._buckets(tensors)]
+    sizes = [[len(tensor) for tensor in bucket] for bucket in processes_module._buckets(tensors)]
     assert sizes == [[3, 4], [5], [20], [1]]
 
 
