@@ -127,6 +127,11 @@ def train(
         )
         # A launcher that starts the run anew after a process died wants it to go on.
         goes_on = continue_train or processes.restarts > 0
+        if ignore_restore_optimizer and not (goes_on or settings.fine_tune_checkpoint):
+            raise RecgradError(
+                "--ignore_restore_optimizer: nothing is restored; give --continue_train or a "
+                "fine_tune_checkpoint as well, or leave it out"
+            )
         start_from = processes.on_main(
             lambda: _check_model_dir(folder, checkpoints, goes_on, processes.doing)
         )

@@ -20,7 +20,7 @@ from google.protobuf import text_format
 
 import recgrad
 from recgrad.config import PipelineConfig, save_config
-from recgrad.errors import CheckpointError, DataError
+from recgrad.errors import CheckpointError, DataError, RecgradError
 from recgrad.optim.dense import DENSE_OPTIMIZERS
 from recgrad.optim.schedules import SCHEDULES
 from recgrad.optim.sparse import SPARSE_OPTIMIZERS
@@ -375,3 +375,8 @@ def test_another_sparse_optimizer_is_refused_with_the_way_out(config: PipelineCo
         config, model_dir=tmp_path / "m", continue_train=True, ignore_restore_optimizer=True
     )
     assert result.step == 6
+
+
+def test_leaving_optimizers_out_of_nothing_is_refused(config: PipelineConfig, tmp_path: Path) -> None:
+    with pytest.raises(RecgradError, match="--ignore_restore_optimizer: nothing is restored"):
+        recgrad.train(config, model_dir=tmp_path / "m", ignore_restore_optimizer=True)
