@@ -9,7 +9,7 @@ Batch ─▶ engine ─▶ groups.gather ─▶ ╔ groups ─▶ variational dr
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -26,6 +26,8 @@ from recgrad.nn.variational_dropout import VariationalDropout
 from recgrad.registry import Registry
 
 logger = logging.getLogger(__name__)
+
+DenseHalf = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 class Model(nn.Module):
@@ -51,7 +53,8 @@ class Model(nn.Module):
         variational_dropout: arguments of `VariationalDropout`, for every group of more than one field.
         compile: run the dense half under torch.compile; where no C++ compiler is found, a warning
             is logged once and it runs as it is.
-        engine: makes the embedding engine; the local one if None.
+        engine: makes the embedding engine from (tables, lookups, keys=, sequence_keys=, seed=);
+            the local one if None.
         params: go to `build`.
     """
 
@@ -73,7 +76,7 @@ class Model(nn.Module):
         wide_init_fn: str | None = None,
         variational_dropout: Mapping[str, Any] | None = None,
         compile: bool = False,
-        engine: Any = None,
+        engine: Callable[..., nn.Module] | None = None,
         **params: Any,
     ) -> None:
         super().__init__()
@@ -208,7 +211,7 @@ def _variational(groups: FeatureGroups, settings: Mapping[str, Any] | None) -> d
     return {g: VariationalDropout(widths, **settings) for g, widths in fields.items() if len(widths) > 1}
 
 
-def _compiled(function: Any) -> Any:
+def _compiled(function: DenseHalf) -> DenseHalf:
     """The function under torch.compile, or itself where this machine cannot compile C++."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler

@@ -28,6 +28,9 @@ METHODS = (
     "proximity_max_dist",
     "proximity_avg_dist",
 )
+# Kernels know a method by its number.
+_TITLE_RATIO, _IS_EQUAL, _INDEX_OF = 1, 3, 4
+_MIN_COVER, _MIN_DIST, _MAX_DIST = 5, 6, 7
 
 
 @FEATURES.register("overlap_feature")
@@ -112,20 +115,20 @@ def _overlap(
                 if same_bytes(t, t_starts[t0 + i], t_ends[t0 + i], q, q_starts[q0 + j], q_ends[q0 + j]):
                     title[i] = j
                     break
-        if method <= 1:
-            out[bag] = _ratio(query, title, method == 1)
-        elif method <= 4:
+        if method <= _TITLE_RATIO:
+            out[bag] = _ratio(query, title, method == _TITLE_RATIO)
+        elif method <= _INDEX_OF:
             at = _index_of(query, title)
-            if method == 4:
+            if method == _INDEX_OF:
                 out[bag] = at
-            elif method == 3:
+            elif method == _IS_EQUAL:
                 out[bag] = 1.0 if at == 0 and nq == nt else 0.0
             else:
                 out[bag] = 1.0 if at >= 0 else 0.0
-        elif method == 5:
+        elif method == _MIN_COVER:
             out[bag] = _min_cover(query, title)
         else:
-            out[bag] = _distance(query, title, method - 6)
+            out[bag] = _distance(query, title, method)
     return out
 
 
@@ -183,8 +186,8 @@ def _min_cover(query: Ints, title: Ints) -> float:
 
 
 @numba.njit(cache=True, nogil=True)
-def _distance(query: Ints, title: Ints, kind: int) -> float:
-    """Least (0), largest (1) or mean (2) distance of pairs of different words."""
+def _distance(query: Ints, title: Ints, method: int) -> float:
+    """Least, largest or mean distance of pairs of different words."""
     size = len(title)
     least, largest, total, pairs, matched = size + 1, 0, 0, 0, 0
     for a in range(len(query)):
@@ -209,6 +212,6 @@ def _distance(query: Ints, title: Ints, kind: int) -> float:
         return float(size + 1)
     if pairs == 0:
         return float(size)
-    if kind == 0:
+    if method == _MIN_DIST:
         return float(least)
-    return float(largest) if kind == 1 else total / pairs
+    return float(largest) if method == _MAX_DIST else total / pairs

@@ -30,6 +30,12 @@ class FeatureSpec:
         embedding_name: tables with the same name are shared; `<name>_emb` by default.
         pooling: "sum" or "mean" over the ids of a bag.
         weighted: ids carry weights.
+        init_fn: the table's initialiser as text, such as "nn.init.uniform_,a=-0.01,b=0.01"; None for the
+            default.
+        trainable: whether the table is learned.
+        data_type: how the table's numbers are stored: "FP32", "FP16" or "BF16".
+        storage: how the table's rows are: "AUTO", "PLAIN" or "COMPACT", see `TableSpec`.
+        use_mask: its values are hidden in rows that sample_mask_prob picks.
         dense_embedding: the AutoDisEmbedding or MLPEmbedding message of a dense feature, or None.
         embedding_constraints: the ParameterConstraints message (sharding) of its table, or None.
     """
