@@ -79,7 +79,7 @@ class LocalEngine(nn.Module):
     ) -> None:
         super().__init__()
         specs = {spec.name: spec for spec in tables}
-        check_specs(tables, lookups, specs, keys, sequence_keys)
+        check_specs(tables, lookups, keys, sequence_keys)
         self.lookups = {spec.name: spec for spec in lookups}
         self.keys, self.sequence_keys = tuple(keys), tuple(sequence_keys)
         self.groups = {
@@ -217,18 +217,18 @@ class LocalEngine(nn.Module):
 def check_specs(
     tables: Sequence[TableSpec],
     lookups: Sequence[LookupSpec],
-    specs: dict[str, TableSpec],
     keys: Sequence[str],
     sequence_keys: Sequence[str],
 ) -> None:
     """Refuse tables and lookups that do not fit together, with ValueError."""
-    if len(specs) != len(tables):
-        raise ValueError(f"table names must be unique, got {[spec.name for spec in tables]}")
+    names = [spec.name for spec in tables]
+    if len(set(names)) != len(names):
+        raise ValueError(f"table names must be unique, got {names}")
     if len({spec.name for spec in lookups}) != len(lookups):
         raise ValueError(f"lookup names must be unique, got {[spec.name for spec in lookups]}")
     for spec in lookups:
-        if spec.table not in specs:
-            raise ValueError(f"lookup '{spec.name}': no table '{spec.table}'{nearest(spec.table, specs)}")
+        if spec.table not in names:
+            raise ValueError(f"lookup '{spec.name}': no table '{spec.table}'{nearest(spec.table, names)}")
         known = sequence_keys if spec.sequence else keys
         if spec.key not in known:
             raise ValueError(f"lookup '{spec.name}': no key '{spec.key}'{nearest(spec.key, known)}")

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingType
+from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from recgrad.embedding.local.engine import IdsLike, LocalEngine, check_specs
 from recgrad.embedding.local.table import TableMemory
@@ -79,7 +79,7 @@ class ShardedEngine(nn.Module):
         specs = {spec.name: spec for spec in tables}
         self.device = device = device or torch.device("cpu")
         choices = choices or {spec.name: KernelChoice(OWN, spec.sharding_types, None) for spec in tables}
-        check_specs(tables, lookups, specs, keys, sequence_keys)
+        check_specs(tables, lookups, keys, sequence_keys)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.keys, self.sequence_keys = tuple(keys), tuple(sequence_keys)
         self.features: FeatureMap = map_features(
@@ -88,14 +88,15 @@ class ShardedEngine(nn.Module):
         # A mean is a sum with weights, so that it comes out right however a bag's rows are spread.
         weighted = weighted or any(self.features.bag_means)
         self._means = torch.tensor(self.features.bag_means) if weighted else None
-        kernels: list[Kernel] = []
+        self._kernels: list[Kernel] = []
 
         def make(config: Any, sequence: bool, replicated: bool) -> Kernel:
             if GROUP in (config.fused_params or {}):
-                kernels.append(FusedKernel(config, specs, choices, seed, sequence=sequence, device=device))
+                kernel: Kernel = FusedKernel(config, specs, choices, seed, sequence=sequence, device=device)
             else:
-                kernels.append(ShardKernel(config, specs, seed, sequence=sequence, replicated=replicated))
-            return kernels[-1]
+                kernel = ShardKernel(config, specs, seed, sequence=sequence, replicated=replicated)
+            self._kernels.append(kernel)
+            return kernel
 
         with quiet(), shard_kernels(make):
             collections = build_collections(
@@ -109,19 +110,10 @@ class ShardedEngine(nn.Module):
                 local_world_size=local_world_size or self.world_size,
                 device=device,
             )
-            parallel = DistributedModelParallel(
-                collections,
-                device=device,
-                plan=plan,
-                sharders=list(SHARDERS),
-                init_data_parallel=False,
-                init_parameters=False,
-            )
+            # In a tuple it is no submodule: TorchRec would put its own prefix before all that the model's
+            # state_dict holds, and tables are no module parameters anyway.
+            self._parallel = (_spread(collections, plan, device),)
         self.plan_text = describe_plan(plan, specs, choices)
-        # In a tuple it is no submodule: TorchRec would put its own prefix before all that the model's
-        # state_dict holds, and tables are no module parameters anyway.
-        self._parallel = (parallel,)
-        self._kernels = kernels
         placed = [item for module in plan.plan.values() for item in module.items()]
         kinds = {table_name(module): sharding.sharding_type for module, sharding in placed}
         self.tables = {name: self._table(spec, kinds[name]) for name, spec in specs.items()}
@@ -288,6 +280,18 @@ class ShardedEngine(nn.Module):
     def extra_repr(self) -> str:
         """Tables and ranks in numbers."""
         return f"tables={len(self.tables)}, rank={self.rank} of {self.world_size}"
+
+
+def _spread(collections: nn.ModuleDict, plan: ShardingPlan, device: torch.device) -> DistributedModelParallel:
+    """The collections with this rank's shards, as planned; tables hold no parameters that torch could set."""
+    return DistributedModelParallel(
+        collections,
+        device=device,
+        plan=plan,
+        sharders=list(SHARDERS),
+        init_data_parallel=False,
+        init_parameters=False,
+    )
 
 
 def _whole(shard: ShardTable) -> str:
