@@ -103,3 +103,18 @@ def test_declared_types_must_be_those_of_the_file(write_rows, open_loader):
         "data: column 'cat' is int64 in part-0.parquet, but string in data_config.input_fields; correct it "
         "there, or leave the type out"
     )
+
+
+@pytest.mark.parametrize("rows", [3, 20, 30], ids=["fewer", "as many", "more"])
+def test_a_file_that_is_replaced_between_two_row_groups_is_named(tmp_path: Path, rows: int):
+    path = tmp_path / "a.parquet"
+    plain = {"row_group_size": 5, "compression": "none", "use_dictionary": False}
+    pq.write_table(pa.table({"id": np.arange(20)}), path, **plain)
+    size = path.stat().st_size
+    reader = ParquetReader(str(path), CONFIG)
+    first, second = reader.fragments[:2]
+    assert next(reader.read(first, ["id"])).table.num_rows == 5
+    pq.write_table(pa.table({"id": np.arange(rows) + 100}), path, **plain)
+    assert (path.stat().st_size == size) == (rows == 20)
+    with pytest.raises(DataError, match=r"a\.parquet was replaced while it was read"):
+        next(reader.read(second, ["id"]))

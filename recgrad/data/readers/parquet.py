@@ -51,6 +51,7 @@ class ParquetReader(Reader):
         names = list(columns)
         try:
             with source.open_arrow() as handle:
+                _check_same(handle, source, self.identities[fragment.file].digest)
                 coded = [name for name in names if name in self.coded_columns]
                 parquet = pq.ParquetFile(handle, pre_buffer=not source.local, read_dictionary=coded)
                 if fragment.num_rows <= 2 * BLOCK_ROWS:
@@ -69,6 +70,20 @@ class ParquetReader(Reader):
             ) from error
 
 
+def _check_same(handle: pa.NativeFile, source: SourceFile, digest: str) -> None:
+    """Raise unless the file is the one whose footer was read: another's rows would pass for its own.
+
+    Of files elsewhere only the size is compared, which costs no further request.
+    """
+    size = handle.size()
+    if size == source.size and (not source.local or _digest(_footer_bytes(handle, size)) == digest):
+        return
+    raise DataError(
+        f"data: {source.name} was replaced while it was read ({source.size} bytes then, {size} now); put the "
+        "old file back, and do not write to the files of a run"
+    )
+
+
 def _read_footer(source: SourceFile) -> tuple[list[int], pa.Schema, str]:
     """Rows of each row group, the schema, and the hash of the footer."""
     if source.size == 0:
@@ -79,7 +94,7 @@ def _read_footer(source: SourceFile) -> tuple[list[int], pa.Schema, str]:
             parquet = pq.ParquetFile(handle)
             metadata = parquet.metadata
             counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-            return counts, parquet.schema_arrow, blake2b(footer, digest_size=8).hexdigest()
+            return counts, parquet.schema_arrow, _digest(footer)
     except (OSError, pa.ArrowException) as error:
         raise DataError(
             f"data: {source.name} is not a readable parquet file ({error}); "
@@ -108,6 +123,10 @@ def _dictionary_columns(source: SourceFile) -> list[str]:
         and chunk.has_dictionary_page
         and chunk.total_uncompressed_size - (1 << 20) < 4 * chunk.num_values
     ]
+
+
+def _digest(footer: bytes) -> str:
+    return blake2b(footer, digest_size=8).hexdigest()
 
 
 def _footer_bytes(handle: pa.NativeFile, size: int) -> bytes:
