@@ -15,7 +15,6 @@ from recgrad.data import Batch
 from recgrad.errors import DataError
 
 TEXT = "batch_size: 8 num_workers: 1 label_fields: 'label'"
-CSV = "dataset_type: CsvDataset with_header: true " + TEXT
 
 
 def put(table: pa.Table, name: str, row: int, value: object) -> pa.Table:
@@ -296,70 +295,6 @@ def test_nothing_to_read(tmp_path: Path, open_loader, path, message):
 
 def test_nothing_asked_for(open_loader):
     assert error_of(open_loader, " , ") == "data: input path ' , ' is empty; give a file, a glob or a folder"
-
-
-# CSV: what cannot be parsed.
-
-
-def csv_lines(count: int = 30) -> list[str]:
-    return ["id,label,price,cat,tags,clicks"] + [f"{i},{i % 2},0.5,{i % 9},a|b,1;2" for i in range(count)]
-
-
-def test_csv_value_of_the_wrong_type(tmp_path: Path, open_loader):
-    lines = csv_lines()
-    lines[21] = "20,0,0.5,many,a|b,1;2"
-    (tmp_path / "a.csv").write_text("\n".join(lines))
-    types = " input_fields_str: 'id:INT64;label:INT64;price:FLOAT;cat:INT64;tags:STRING;clicks:STRING'"
-    assert error_of(open_loader, str(tmp_path / "a.csv"), CSV + types) == (
-        "column cat: 'many' is not a value of type int64 (column 'cat', row 20 of a.csv); correct "
-        "the file, or the "
-        "type in data_config.input_fields"
-    )
-
-
-def test_csv_line_with_too_few_fields(tmp_path: Path, open_loader):
-    lines = csv_lines()
-    lines[16] = "15,1,0.5"
-    (tmp_path / "a.csv").write_text("\n".join(lines))
-    assert error_of(open_loader, str(tmp_path / "a.csv"), CSV) == (
-        "line: the line has 3 fields where 6 are expected: '15,1,0.5' (row 15 of a.csv); correct the "
-        "line, or "
-        "data_config.delimiter"
-    )
-
-
-def test_csv_text_that_is_not_utf8(tmp_path: Path, open_loader):
-    lines = csv_lines()
-    data = "\n".join(lines).encode().replace(b"\n7,1,0.5,7,a|b", b"\n7,1,0.5,7,\xff|b")
-    (tmp_path / "a.csv").write_bytes(data)
-    types = " input_fields_str: 'id:INT64;label:INT64;price:FLOAT;cat:INT64;tags:STRING;clicks:STRING'"
-    assert error_of(open_loader, str(tmp_path / "a.csv"), CSV + types) == (
-        "column tags: '\\\\xff|b' is not text in UTF-8 (column 'tags', row 7 of a.csv); correct the "
-        "file, or the "
-        "type in data_config.input_fields"
-    )
-
-
-def test_csv_nan_is_not_null(tmp_path: Path, open_loader):
-    lines = csv_lines()
-    lines[5] = "4,0,nan,4,a|b,1;2"
-    lines[6] = "5,1,,5,a|b,1;2"
-    (tmp_path / "a.csv").write_text("\n".join(lines))
-    message = error_of(open_loader, str(tmp_path / "a.csv"), CSV)
-    assert message.startswith("feature price: nan is not a finite number (column 'price', row 4 of a.csv); ")
-
-
-def test_csv_bad_lines_are_skipped_and_rows_keep_their_numbers(tmp_path: Path, open_loader, caplog):
-    lines = csv_lines()
-    lines[5], lines[12], lines[13] = "4,0", "11,1,0.5,many,a|b,1;2", "12,0,0.5,3,a|b,1;2,9,9"
-    (tmp_path / "a.csv").write_text("\n".join(lines))
-    types = " input_fields_str: 'id:INT64;label:INT64;price:FLOAT;cat:INT64;tags:STRING;clicks:STRING'"
-    loader = open_loader(str(tmp_path / "a.csv"), CSV + types + " on_bad_row: SKIP max_bad_row_ratio: 0.1")
-    rows = []
-    for batch, carried in loader.epoch_with_rows():
-        assert batch.origin.row.tolist() == carried["id"].to_pylist()
-        rows += carried["id"].to_pylist()
-    assert rows == [i for i in range(30) if i not in (4, 11, 12)]
 
 
 # Skipping.
