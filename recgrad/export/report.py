@@ -26,7 +26,7 @@ from recgrad.training.processes import choose_device
 from recgrad.training.run import CONFIG_FILE, load_trained
 from recgrad.version import __version__
 
-PACKAGES = ("recgrad", "torch", "numpy", "numba", "pyarrow", "torchmetrics", "protobuf")
+PACKAGES = ("torch", "numpy", "numba", "pyarrow", "torchmetrics", "protobuf")
 MAX_DIAGNOSED_ROWS = 2_000_000
 
 CSS = """
@@ -214,6 +214,7 @@ def _table(rows: Iterable[tuple[str, str]]) -> str:
 def _environment() -> Iterable[tuple[str, str]]:
     yield "Python", platform.python_version()
     yield "Machine", f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads"
+    yield "recgrad", __version__
     for package in PACKAGES:
         try:
             yield package, version(package)

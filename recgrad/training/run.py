@@ -117,14 +117,7 @@ def train(
         settings = effective.train_config
         processes.set_timeout(settings.process_timeout_secs)
         folder = Path(effective.model_dir)
-        checkpoints = CheckpointManager(
-            folder,
-            keep_max=settings.keep_checkpoint_max,
-            rank=processes.rank,
-            world_size=processes.world_size,
-            token=processes.broadcast(uuid.uuid4().hex),
-            timeout_secs=settings.process_timeout_secs,
-        )
+        checkpoints = _open_checkpoints(effective, processes)
         # A launcher that starts the run anew after a process died wants it to go on.
         goes_on = continue_train or processes.restarts > 0
         if ignore_restore_optimizer and not (goes_on or settings.fine_tune_checkpoint):
@@ -272,12 +265,6 @@ def _run(
         )
         trainer.run()
         checkpoints.wait()
-    hint = ""
-    if stop.signal is not None:
-        hint = _how_to_go_on(state, _command_to_go_on(folder, processes) + flags)
-    elif not trainer.samples_here and not state.stopped:
-        limit = "num_steps" if trainer.length.num_steps is not None else "num_epochs"
-        hint = f"nothing was left to train after step {state.step}; raise train_config.{limit} to go on"
     return TrainResult(
         model_dir=folder,
         step=state.step,
@@ -285,13 +272,33 @@ def _run(
         samples_per_sec=trainer.samples_here / max(trainer.elapsed_secs, 1e-9),
         stopped=state.stopped,
         exit_code=stop.exit_code,
-        hint=hint,
+        hint=_how_to_go_on(trainer, _command_to_go_on(folder, processes) + flags),
     )
 
 
-def _how_to_go_on(state: TrainState, command: str) -> str:
-    where = "in the evaluation of" if state.evaluation_due else "after"
-    return f"stopped {where} step {state.step}; go on with: {command}"
+def _open_checkpoints(config: PipelineConfig, processes: Processes) -> CheckpointManager:
+    """What writes and finds the run's checkpoints, together with the other ranks."""
+    settings = config.train_config
+    return CheckpointManager(
+        config.model_dir,
+        keep_max=settings.keep_checkpoint_max,
+        rank=processes.rank,
+        world_size=processes.world_size,
+        token=processes.broadcast(uuid.uuid4().hex),
+        timeout_secs=settings.process_timeout_secs,
+    )
+
+
+def _how_to_go_on(trainer: Trainer, command: str) -> str:
+    """After a signal, where the run was and the command to go on; what to change if nothing was left."""
+    state = trainer.state
+    if trainer.stop.signal is not None:
+        where = "in the evaluation of" if state.evaluation_due else "after"
+        return f"stopped {where} step {state.step}; go on with: {command}"
+    if not trainer.samples_here and not state.stopped:
+        limit = "num_steps" if trainer.length.num_steps is not None else "num_epochs"
+        return f"nothing was left to train after step {state.step}; raise train_config.{limit} to go on"
+    return ""
 
 
 def _command_to_go_on(folder: Path, processes: Processes) -> str:
