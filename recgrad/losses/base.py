@@ -63,6 +63,13 @@ class Loss(nn.Module):
         return values.mean() if values.numel() else values.sum()
 
 
+def check_smoothing(label_smoothing: float) -> float:
+    """The share of a label that smoothing takes, in [0, 1); raises for any other."""
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
+    return label_smoothing
+
+
 def binary_labels(labels: Tensor, like: Tensor, name: str) -> Tensor:
     """Labels as floats of the logits' type and device; on the host, one outside [0, 1] is an error."""
     labels = labels.to(like.dtype)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recgrad.losses import LOSSES
-from recgrad.losses.base import Loss, binary_labels
+from recgrad.losses.base import Loss, binary_labels, check_smoothing
 
 
 @LOSSES.register("binary_cross_entropy")
@@ -18,9 +18,7 @@ class BinaryCrossEntropy(Loss):
 
     def __init__(self, *, label_smoothing: float = 0.0) -> None:
         super().__init__()
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
-        self.label_smoothing = label_smoothing
+        self.label_smoothing = check_smoothing(label_smoothing)
 
     def rows(self, logits: Tensor, labels: Tensor, session: Tensor | None) -> Tensor:
         """The cross entropy of each row."""

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from recgrad.errors import DataError
 from recgrad.losses import LOSSES
-from recgrad.losses.base import Loss
+from recgrad.losses.base import Loss, check_smoothing
 
 
 @LOSSES.register("softmax_cross_entropy")
@@ -24,9 +24,7 @@ class SoftmaxCrossEntropy(Loss):
 
     def __init__(self, *, label_smoothing: float = 0.0) -> None:
         super().__init__()
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
-        self.label_smoothing = label_smoothing
+        self.label_smoothing = check_smoothing(label_smoothing)
 
     def rows(self, logits: Tensor, labels: Tensor, session: Tensor | None) -> Tensor:
         """The cross entropy of each row."""
