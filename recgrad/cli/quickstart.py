@@ -34,14 +34,14 @@ class Quickstart(Command):
         model_dir = folder / "model"
         if model_dir.exists():
             raise RecgradError(f"quickstart: {model_dir} exists; remove it or choose another --out")
+        keep_freed_memory()
+        use_all_cores(args.num_threads)
         print(f"writing {args.rows:,} synthetic clicks to {folder} …", flush=True)
         try:
             data = write_synth(folder, args.rows)
         except ValueError as error:
             raise RecgradError(f"quickstart: {error}") from error
         print(f"training {folder / 'deepfm.config'} …", flush=True)
-        keep_freed_memory()
-        use_all_cores(args.num_threads)
         result = train(folder / "deepfm.config")
         if result.exit_code:
             return result.exit_code

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from recgrad.cli.main import main
 from recgrad.cli.quickstart import _to_find_commands
 
 
@@ -36,3 +37,11 @@ def test_who_does_not_find_the_commands_is_told_how(monkeypatch: pytest.MonkeyPa
     assert _to_find_commands().split("\n")[0] == "source .venv/bin/activate"
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert _to_find_commands() == ""
+
+
+def test_a_wrong_number_of_threads_is_told_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quickstart", "--out", str(tmp_path / "quick"), "--num-threads", "0"]) == 2
+    assert "--num_threads: must be at least 1, got 0" in capsys.readouterr().err
+    assert not (tmp_path / "quick").exists()
