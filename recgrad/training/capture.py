@@ -119,25 +119,34 @@ def load_weights(snapshot: Snapshot, task: Task, *, use_ema: bool) -> None:
     try:
         load_dense_state(task.model, state)
     except (KeyError, ValueError) as error:
-        raise _misfit(snapshot, error) from error
+        raise _misfit(snapshot, error, _EVALUATE) from error
+    _check_tables(snapshot, task.model.engine, _EVALUATE)
     restore_tables(snapshot, task.model.engine, None)
 
 
-def _misfit(snapshot: Snapshot, error: Exception) -> CheckpointError:
+_TRAIN = "train from its weights alone with --fine_tune_checkpoint in a new model_dir"
+_EVALUATE = "give the config that it was trained with (pipeline.config of its model_dir)"
+
+
+def _misfit(snapshot: Snapshot, error: Exception | str, remedy: str = _TRAIN) -> CheckpointError:
     return CheckpointError(
-        f"the checkpoint of step {snapshot.step} does not fit this config: {error}; "
-        "train from its weights alone with --fine_tune_checkpoint in a new model_dir"
+        f"the checkpoint of step {snapshot.step} does not fit this config: {error}; {remedy}"
     )
 
 
-def _check_tables(snapshot: Snapshot, engine: Any) -> None:
-    """Refuse tables of another size: their ids may mean something else now."""
+def _check_tables(snapshot: Snapshot, engine: Any, remedy: str = _TRAIN) -> None:
+    """Refuse other tables, and tables of another size: their ids may mean something else now."""
     tables = {} if engine is None else engine.tables
+    there = {saved.name for saved in snapshot.tables}
+    for name in sorted(there.symmetric_difference(tables)):
+        where = "is not in this model" if name in there else "is not in the checkpoint"
+        raise _misfit(snapshot, f"table '{name}' {where}", remedy)
     for saved in snapshot.tables:
-        spec = tables[saved.name].spec if saved.name in tables else None
-        if spec is not None and (spec.num_rows, spec.dim) != (saved.num_rows, saved.dim):
+        spec = tables[saved.name].spec
+        if (spec.num_rows, spec.dim) != (saved.num_rows, saved.dim):
             sizes = f"table '{saved.name}' has {spec.num_rows} rows of {spec.dim}"
-            raise _misfit(snapshot, ValueError(f"{sizes}, the checkpoint's {saved.num_rows} of {saved.dim}"))
+            text = f"{sizes}, the checkpoint's {saved.num_rows} of {saved.dim}"
+            raise _misfit(snapshot, text, remedy)
 
 
 def restore_tables(snapshot: Snapshot, engine: Any, optimizer: SparseOptimizer | None) -> None:
@@ -146,11 +155,6 @@ def restore_tables(snapshot: Snapshot, engine: Any, optimizer: SparseOptimizer |
         return
     known = engine.tables
     for table in snapshot.tables:
-        if table.name not in known:
-            raise CheckpointError(
-                f"table '{table.name}' of the checkpoint is not in this model "
-                f"(has: {', '.join(sorted(known))})"
-            )
         learns = optimizer is not None and table.name in optimizer.tables
         for piece in own_pieces(table, known[table.name]):
             engine.import_table(piece.name, piece.row_ids, piece.weights)

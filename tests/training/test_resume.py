@@ -380,3 +380,30 @@ def test_another_sparse_optimizer_is_refused_with_the_way_out(config: PipelineCo
 def test_leaving_optimizers_out_of_nothing_is_refused(config: PipelineConfig, tmp_path: Path) -> None:
     with pytest.raises(RecgradError, match="--ignore_restore_optimizer: nothing is restored"):
         recgrad.train(config, model_dir=tmp_path / "m", ignore_restore_optimizer=True)
+
+
+@pytest.mark.parametrize("change", ["a table more", "a table less", "another size"])
+def test_a_checkpoint_with_other_tables_is_refused(
+    config: PipelineConfig, tmp_path: Path, change: str
+) -> None:
+    """The dense half of these models is the same: nothing else would tell."""
+    by_steps(config, steps=3)
+    config.model_dir = str(tmp_path / "m")
+    wide = config.model_config.feature_groups[0]
+    assert wide.group_name == "wide"
+    name = wide.feature_names[-1]
+    if change == "a table more":
+        del wide.feature_names[-1]
+    recgrad.train(config)
+    if change == "a table more":
+        wide.feature_names.append(name)
+    elif change == "a table less":
+        del wide.feature_names[-1]
+    else:
+        config.feature_configs[13].id_feature.num_buckets += 1
+    misfit = f"table '{name}.*' is not in " if change != "another size" else "has 100001 rows of"
+    with pytest.raises(CheckpointError, match=f"{misfit}.*the config that it was trained with"):
+        recgrad.evaluate(config)
+    config.train_config.num_steps = 6
+    with pytest.raises(CheckpointError, match=f"{misfit}.*--fine_tune_checkpoint"):
+        recgrad.train(config, continue_train=True)
