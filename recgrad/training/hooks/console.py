@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from recgrad.training.hooks.base import StepReport
@@ -11,7 +11,8 @@ from recgrad.training.hooks.log import LogRecord
 from recgrad.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
+    from rich.console import Console, RenderableType
+    from rich.progress import Progress, TaskID
 
 
 def build_console_sink(*, is_terminal: bool | None = None) -> ProgressBar | PlainLines:
@@ -48,24 +49,10 @@ class PlainLines:
 
 
 class ProgressBar:
-    """A live bar with step, throughput, losses, rates, metrics and the time that remains."""
+    """A live bar with the step and the time that remains; losses, rates, metrics and throughput below it."""
 
-    def __init__(self) -> None:
-        # Runs without a terminal do not wait for these.
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[count]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[numbers]}", markup=False),  # lr[dense] is no markup
-            console=Console(stderr=True),
-            refresh_per_second=4,
-        )
+    def __init__(self, console: Console | None = None) -> None:
+        self._progress = _build_progress(console)
         self._task: TaskID | None = None
 
     def start(self, trainer: Trainer) -> None:
@@ -97,6 +84,31 @@ class ProgressBar:
 
     def _say(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False)
+
+
+def _build_progress(console: Console | None) -> Progress:
+    # Runs without a terminal do not wait for these.
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class BarAboveNumbers(Progress):
+        """In one line with the bar, the numbers would leave no room for the step on 80 columns."""
+
+        def get_renderables(self) -> Iterator[RenderableType]:
+            yield from super().get_renderables()
+            yield from (Text(task.fields["numbers"]) for task in self.tasks if task.fields["numbers"])
+
+    return BarAboveNumbers(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[count]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console or Console(stderr=True),
+        refresh_per_second=4,
+    )
 
 
 def describe_record(record: LogRecord) -> str:
