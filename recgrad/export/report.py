@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-import platform
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from recgrad.training.processes import choose_device
 from recgrad.training.run import CONFIG_FILE, load_trained
 from recgrad.version import __version__
 
-PACKAGES = ("torch", "numpy", "numba", "pyarrow", "torchmetrics", "protobuf")
 MAX_DIAGNOSED_ROWS = 2_000_000
 
 CSS = """
@@ -90,7 +87,7 @@ def render(folder: Path, events: Sequence[Mapping[str, Any]], device: torch.devi
 <p class="soft">{extent}, Recgrad {__version__}</p>
 <section><h2>Last evaluation</h2>{_metrics_table(evaluations)}</section>
 <div class="grid">{grid}</div>
-<section><h2>Environment</h2>{_table(_environment())}</section>
+<section><h2>Environment</h2>{_environment(events)}</section>
 <section><details><summary>Config</summary><pre>{config_text}</pre></details></section>
 </body></html>
 """
@@ -211,12 +208,13 @@ def _table(rows: Iterable[tuple[str, str]]) -> str:
     return f"<table>{cells}</table>"
 
 
-def _environment() -> Iterable[tuple[str, str]]:
-    yield "Python", platform.python_version()
-    yield "Machine", f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads"
-    yield "recgrad", __version__
-    for package in PACKAGES:
-        try:
-            yield package, version(package)
-        except PackageNotFoundError:
-            yield package, "not installed"
+def _environment(events: Sequence[Mapping[str, Any]]) -> str:
+    """Where the run was made; after a resume it may have gone on elsewhere."""
+    starts = [event for event in events if event["kind"] == "start" and "machine" in event]
+    if not starts:
+        return "<p>The log does not say where the run was made.</p>"
+    last = starts[-1]
+    others = "other machines, processes or packages made those before"
+    several = any(start["machine"] != last["machine"] for start in starts)
+    head = f"<p>From step {last['step']:,} on; {others}.</p>" if several else ""
+    return head + _table(last["machine"].items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -219,6 +220,29 @@ def test_a_report_without_events_says_so_and_goes_where_it_is_told(
     assert "no steps logged" in page
     assert "events.jsonl is gone" in page
     assert "Calibration" in page
+
+
+def test_a_report_tells_where_the_run_was_made(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
+) -> None:
+    _, result, _ = trained
+    folder = tmp_path / "model"
+    shutil.copytree(result.model_dir, folder)
+    page = write_report(folder).read_text()
+    assert f'<th>torch</th><td class="number">{torch.__version__}</td>' in page
+    assert '<th>device</th><td class="number">cpu</td>' in page
+    # A log from a machine that is not this one.
+    log = (folder / "events.jsonl").read_text()
+    start, rest = log.split("\n", 1)
+    elsewhere = json.dumps({**json.loads(start), "machine": {"machine": "Plan 9 <vax>"}})
+    (folder / "events.jsonl").write_text(f"{elsewhere}\n{rest}")
+    page = write_report(folder).read_text()
+    assert "Plan 9 &lt;vax&gt;" in page
+    assert "<th>torch</th>" not in page
+    (folder / "events.jsonl").write_text(f"{elsewhere}\n{rest}{start.replace(': 0,', ': 9,', 1)}\n")
+    page = write_report(folder).read_text()
+    assert "From step 9 on; other machines" in page
+    assert "<th>torch</th>" in page
 
 
 def test_curves_over_few_steps_have_whole_steps_on_their_axis() -> None:

@@ -18,6 +18,7 @@ from typing import IO, Any
 from recgrad.training.checkpoint.staging import write_file_atomically
 from recgrad.training.hooks.base import StepReport
 from recgrad.training.hooks.log import LogRecord, writing_to
+from recgrad.training.machine import describe_machine
 from recgrad.training.trainer import Trainer
 
 EVENTS_FILE = "events.jsonl"
@@ -42,7 +43,8 @@ class EventLog:
         self._evaluations = _open_after(
             self.model_dir / EVALUATIONS_FILE, lambda line: line.get("global_step", 0) <= evaluated
         )
-        self._write({"kind": "start", "step": step, "time": time.time()})
+        machine = describe_machine(trainer.processes)
+        self._write({"kind": "start", "step": step, "time": time.time(), "machine": dict(machine)})
 
     def step(self, trainer: Trainer, report: StepReport) -> None:
         """Steps are not logged one by one."""
