@@ -21,7 +21,8 @@ def describe_machine(processes: Processes) -> Mapping[str, str]:
     gpu = processes.device.type == "cuda"
     return {
         "machine": f"{platform.system()} {platform.machine()}, {_cpu_name()}",
-        "processes": f"{processes.world_size}, with {torch.get_num_threads()} threads each",
+        "processes": str(processes.world_size),
+        "threads of each": str(torch.get_num_threads()),
         "device": torch.cuda.get_device_name(processes.device) if gpu else str(processes.device),
         "recgrad": __version__,
         "python": platform.python_version(),
