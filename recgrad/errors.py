@@ -84,11 +84,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _distance(a: str, b: str) -> int:
-    """Levenshtein distance: the insertions, deletions and substitutions between two names."""
-    row = list(range(len(b) + 1))
-    for i, left in enumerate(a, 1):
-        previous, row[0] = row[0], i
-        for j, right in enumerate(b, 1):
-            change = previous + (left != right)
-            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, change)
-    return row[-1]
+    """The fewest insertions, deletions, substitutions and swaps of neighbours between two names."""
+    before, above = [0] * (len(b) + 1), list(range(len(b) + 1))
+    for i, left in enumerate(a):
+        row = [i + 1]
+        for j, right in enumerate(b):
+            row.append(min(above[j + 1] + 1, row[j] + 1, above[j] + (left != right)))
+            if i and j and left == b[j - 1] and a[i - 1] == right:
+                row[-1] = min(row[-1], before[j - 1] + 1)
+        before, above = above, row
+    return above[-1]
