@@ -33,6 +33,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -76,7 +77,7 @@ def main() -> int:
                 port = free.getsockname()[1]
             given = (ranks, port, function, Path(folder), args.rounds, args.cpu_time, found)
             mp.spawn(one_rank, given, ranks)
-            bars += json.loads(found.read_text())
+            bars += [Bar(**fields) for fields in json.loads(found.read_text())]
     print()
     print("\n".join(map(describe_bar, bars)))
     write_bars(args.json, bars)
@@ -93,7 +94,7 @@ def one_rank(
     environment = Environment(rank, ranks, rank, ranks, "127.0.0.1", port, distributed=True)
     bars = function(Processes(environment), criteo_config(folder), rounds, Clock(cpu_time))
     if rank == 0:
-        found.write_text(json.dumps(bars))
+        found.write_text(json.dumps([asdict(one) for one in bars]))
     dist.barrier()
     gc.collect()  # TorchRec's modules hold the group, whose threads must end before Python does
     dist.destroy_process_group()
