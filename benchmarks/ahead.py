@@ -54,7 +54,7 @@ from recgrad.data.batch import Batch, KeyedJagged
 from recgrad.data.synth import write_synth
 from recgrad.embedding.sharded.inputs import ids_per_key
 from recgrad.training.processes import Environment, Processes
-from recgrad.training.runtime import keep_freed_memory, use_all_cores
+from recgrad.training.runtime import set_up_process
 from recgrad.training.synchronize import share_losses
 
 STEPS = 4  # in a row; the first of them has no ids ahead
@@ -85,8 +85,7 @@ def main() -> int:
 
 def one_rank(rank: int, args: Any, folder: Path) -> None:
     """A process of the group; the first one prints."""
-    keep_freed_memory()
-    use_all_cores(1)
+    set_up_process(1)
     logging.disable(logging.WARNING)
     host, _, port = args.at.rpartition(":")
     dist.init_process_group("gloo", init_method=f"tcp://{args.at}", rank=rank, world_size=RANKS)

@@ -52,7 +52,7 @@ from recgrad.config import PipelineConfig
 from recgrad.data.batch import Batch
 from recgrad.data.synth import write_synth
 from recgrad.training.processes import Environment, Processes
-from recgrad.training.runtime import keep_freed_memory, use_all_cores
+from recgrad.training.runtime import set_up_process, use_all_cores
 
 PLANS = ("table_wise", "row_wise")
 CHECKED_STEPS = 3
@@ -88,8 +88,7 @@ def one_rank(
     rank: int, ranks: int, port: int, function: Any, folder: Path, rounds: int, cpu_time: bool, found: Path
 ) -> None:
     """A process of the group: what `function` finds goes to `found`."""
-    keep_freed_memory()
-    use_all_cores(1)
+    set_up_process(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     environment = Environment(rank, ranks, rank, ranks, "127.0.0.1", port, distributed=True)
     bars = function(Processes(environment), criteo_config(folder), rounds, Clock(cpu_time))

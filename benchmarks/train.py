@@ -63,7 +63,7 @@ from recgrad.training.capture import capture
 from recgrad.training.checkpoint import CheckpointManager
 from recgrad.training.hooks.base import Hook, StepReport
 from recgrad.training.hooks.checkpoints import SaveCheckpoints
-from recgrad.training.runtime import keep_freed_memory, use_all_cores
+from recgrad.training.runtime import set_up_process
 from recgrad.training.trainer import RunLength, Trainer
 
 WARM_STEPS = 5
@@ -79,8 +79,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    keep_freed_memory()
-    threads = use_all_cores()
+    threads = set_up_process()
     print(f"{threads} threads, torch {torch.__version__}")
     with tempfile.TemporaryDirectory() as folder:
         write_synth(folder, args.rows)

@@ -32,11 +32,9 @@ class Eval(Command):
         with heavy_imports():
             from recgrad.training.hooks.events import as_json
             from recgrad.training.run import evaluate
-            from recgrad.training.runtime import keep_freed_memory, use_all_cores
+            from recgrad.training.runtime import set_up_process
 
-        keep_freed_memory()
-        use_all_cores(args.num_threads)
-        # An exception out of a handler is lost where Python runs a finalizer just then.
+        set_up_process(args.num_threads)
         with StopRequest() as stop:
             metrics = evaluate(
                 path,

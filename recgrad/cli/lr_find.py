@@ -50,10 +50,9 @@ class LrFind(Command):
         from recgrad.cli.plots import save_picture, show_panel
         from recgrad.training.preflight import prepare_config
         from recgrad.training.processes import Processes, choose_device
-        from recgrad.training.runtime import keep_freed_memory, use_all_cores
+        from recgrad.training.runtime import set_up_process
 
-        keep_freed_memory()
-        use_all_cores()
+        set_up_process()
         config, report = prepare_config(
             path, edit_config_json=args.edit_config_json, train_input_path=args.train_input_path, ranks=0
         )

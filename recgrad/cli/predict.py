@@ -35,11 +35,9 @@ class Predict(Command):
         path = config_path(args, "predict")
         with heavy_imports():
             from recgrad.export.predict import predict
-            from recgrad.training.runtime import keep_freed_memory, use_all_cores
+            from recgrad.training.runtime import set_up_process
 
-        keep_freed_memory()
-        use_all_cores(args.num_threads)
-        # An exception out of a handler is lost where Python runs a finalizer just then.
+        set_up_process(args.num_threads)
         with StopRequest() as stop:
             rows = predict(
                 path,

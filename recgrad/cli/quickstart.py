@@ -28,14 +28,13 @@ class Quickstart(Command):
         from recgrad.data.synth import write_synth
         from recgrad.errors import RecgradError
         from recgrad.training.run import train
-        from recgrad.training.runtime import keep_freed_memory, use_all_cores
+        from recgrad.training.runtime import set_up_process
 
         folder = Path(args.out)
         model_dir = folder / "model"
         if model_dir.exists():
             raise RecgradError(f"quickstart: {model_dir} exists; remove it or choose another --out")
-        keep_freed_memory()
-        use_all_cores(args.num_threads)
+        set_up_process(args.num_threads)
         print(f"writing {args.rows:,} synthetic clicks to {folder} …", flush=True)
         try:
             data = write_synth(folder, args.rows)

@@ -19,8 +19,8 @@ class ReportCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from recgrad.export.report import write_report
-        from recgrad.training.runtime import use_all_cores
+        from recgrad.training.runtime import set_up_process
 
-        use_all_cores()
+        set_up_process()
         print(f"wrote {write_report(args.model_dir, args.out, device=device_of(args))}")
         return 0

@@ -61,14 +61,13 @@ class Train(Command):
         with heavy_imports():
             from recgrad.training.processes import read_environment
             from recgrad.training.run import train
-            from recgrad.training.runtime import available_cores, keep_freed_memory, use_all_cores
+            from recgrad.training.runtime import available_cores, set_up_process
 
         environment = read_environment()
         if environment.rank != 0:
             speak_of_errors_only()
-        keep_freed_memory()
         cores = max(available_cores() // environment.local_world_size, 1)
-        use_all_cores(cores if args.num_threads is None else args.num_threads)
+        set_up_process(cores if args.num_threads is None else args.num_threads)
         result = train(
             path,
             train_input_path=args.train_input_path,

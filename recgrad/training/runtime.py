@@ -21,6 +21,12 @@ M_MMAP_MAX = -4
 KEEP_BYTES = 2**31 - 1
 
 
+def set_up_process(num_threads: int | None = None) -> int:
+    """What every command that computes begins with: memory is kept, and threads are set; their number."""
+    keep_freed_memory()
+    return use_all_cores(num_threads)
+
+
 def use_all_cores(num_threads: int | None = None) -> int:
     """Give torch and numba the same number of threads, all cores of this process by default.
 

@@ -29,7 +29,9 @@ class InterruptedBySignal(Exception):  # noqa: N818 - no error: the run was aske
 class StopRequest:
     """While entered, remembers the first signal instead of dying of it.
 
-    Outside the main thread Python cannot take signals; there the object stays silent.
+    It raises nothing out of the handler, where an exception is lost if Python runs a finalizer just
+    then; who has entered it asks by `signal` or `check`. Outside the main thread Python cannot take
+    signals; there the object stays silent.
 
     Several ranks get a signal at different moments, and some of them none. They go by the one they
     have agreed on: each hands in its `flags`, and all `agree` on the sum.
