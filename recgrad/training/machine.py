@@ -12,7 +12,17 @@ import torch
 from recgrad.training.processes import Processes
 from recgrad.version import __version__
 
-PACKAGES = ("torch", "numpy", "numba", "pyarrow", "torchmetrics", "protobuf", "torchrec", "fbgemm-gpu-cpu")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "numba",
+    "pyarrow",
+    "torchmetrics",
+    "protobuf",
+    "torchrec",
+    "fbgemm-gpu",
+    "fbgemm-gpu-cpu",
+)
 _CPU_INFO = Path("/proc/cpuinfo")
 
 

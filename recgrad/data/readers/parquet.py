@@ -78,9 +78,10 @@ def _check_same(handle: pa.NativeFile, source: SourceFile, digest: str) -> None:
     size = handle.size()
     if size == source.size and (not source.local or _digest(_footer_bytes(handle, size)) == digest):
         return
+    how = f"{source.size} bytes then, {size} now" if size != source.size else "same size, other content"
     raise DataError(
-        f"data: {source.name} was replaced while it was read ({source.size} bytes then, {size} now); put the "
-        "old file back, and do not write to the files of a run"
+        f"data: {source.name} was replaced while it was read ({how}); put the old file back, and do not "
+        "write to the files of a run"
     )
 
 
