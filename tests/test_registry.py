@@ -245,12 +245,19 @@ def distribute(tmp_path: Path) -> Iterator[Callable[[str, str], None]]:
     recgrad.registry._entry_points.cache_clear()
 
 
-def test_entry_points_of_others_are_loaded_when_they_are_asked_for(
-    package: str, tmp_path: Path, distribute: Callable[[str, str], None]
-) -> None:
+@pytest.fixture
+def with_cow(package: str, tmp_path: Path, distribute: Callable[[str, str], None]) -> Registry[type]:
+    """A registry that finds a cow, which another distribution has."""
     (tmp_path / f"farm_{package}.py").write_text("class Cow: ...\n")
     distribute("cow", f"farm_{package}:Cow")
     things: Registry[type] = import_object(f"{package}.THINGS")
+    return things
+
+
+def test_entry_points_of_others_are_loaded_when_they_are_asked_for(
+    package: str, with_cow: Registry[type]
+) -> None:
+    things = with_cow
     assert list(things) == ["cat", "cow"]
     assert f"farm_{package}" not in sys.modules
     assert things["cow"].__name__ == "Cow"
@@ -282,17 +289,12 @@ def test_an_entry_point_that_leads_nowhere_says_whose_it_is(
             things["cow"]
 
 
-def test_class_paths_are_import_paths_or_names(
-    package: str, tmp_path: Path, distribute: Callable[[str, str], None]
-) -> None:
-    (tmp_path / f"farm_{package}.py").write_text("class Cow: ...\n")
-    distribute("cow", f"farm_{package}:Cow")
-    things: Registry[type] = import_object(f"{package}.THINGS")
-    assert things.resolve("cow") is things.resolve(f"farm_{package}.Cow")
+def test_class_paths_are_import_paths_or_names(package: str, with_cow: Registry[type]) -> None:
+    assert with_cow.resolve("cow") is with_cow.resolve(f"farm_{package}.Cow")
     with pytest.raises(
         RecgradError, match=r"^class_path 'caw': no thing 'caw'; did you .*; write 'package.Class', or a name"
     ):
-        things.resolve("caw")
+        with_cow.resolve("caw")
 
 
 def test_groups_of_entry_points_are_called_as_english_has_it() -> None:

@@ -42,6 +42,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[PipelineConfig, r
     return config, recgrad.train(config), folder
 
 
+@pytest.fixture
+def model_dir(trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path) -> Path:
+    """A copy of the run, to be changed."""
+    return Path(shutil.copytree(trained[1].model_dir, tmp_path / "model"))
+
+
 def test_predictions_keep_the_order_and_carry_columns(
     trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
 ) -> None:
@@ -199,48 +205,37 @@ def test_a_task_of_two_classes_is_calibrated_as_one_of_one_logit_is(
 
 
 def test_a_report_without_its_data_says_so(
-    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], model_dir: Path
 ) -> None:
-    _, result, folder = trained
-    shutil.copytree(result.model_dir, tmp_path / "model")
-    text = (tmp_path / "model/pipeline.config").read_text()
-    (tmp_path / "model/pipeline.config").write_text(text.replace(str(folder), "/gone"))
-    page = write_report(tmp_path / "model").read_text()
+    config = model_dir / "pipeline.config"
+    config.write_text(config.read_text().replace(str(trained[2]), "/gone"))
+    page = write_report(model_dir).read_text()
     assert "This cannot be computed now" in page
     assert "Training loss" in page
 
 
-def test_a_report_without_events_says_so_and_goes_where_it_is_told(
-    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
-) -> None:
-    _, result, _ = trained
-    shutil.copytree(result.model_dir, tmp_path / "model")
-    (tmp_path / "model/events.jsonl").unlink()
-    page = write_report(tmp_path / "model", tmp_path / "new/folder/report.html").read_text()
+def test_a_report_without_events_says_so_and_goes_where_it_is_told(model_dir: Path, tmp_path: Path) -> None:
+    (model_dir / "events.jsonl").unlink()
+    page = write_report(model_dir, tmp_path / "new/folder/report.html").read_text()
     assert "no steps logged" in page
     assert "events.jsonl is gone" in page
     assert "Calibration" in page
 
 
-def test_a_report_tells_where_the_run_was_made(
-    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
-) -> None:
-    _, result, _ = trained
-    folder = tmp_path / "model"
-    shutil.copytree(result.model_dir, folder)
-    page = write_report(folder).read_text()
+def test_a_report_tells_where_the_run_was_made(model_dir: Path) -> None:
+    page = write_report(model_dir).read_text()
     assert f'<th>torch</th><td class="number">{torch.__version__}</td>' in page
     assert '<th>device</th><td class="number">cpu</td>' in page
     # A log from a machine that is not this one.
-    log = (folder / "events.jsonl").read_text()
+    log = (model_dir / "events.jsonl").read_text()
     start, rest = log.split("\n", 1)
     elsewhere = json.dumps({**json.loads(start), "machine": {"machine": "Plan 9 <vax>"}})
-    (folder / "events.jsonl").write_text(f"{elsewhere}\n{rest}")
-    page = write_report(folder).read_text()
+    (model_dir / "events.jsonl").write_text(f"{elsewhere}\n{rest}")
+    page = write_report(model_dir).read_text()
     assert "Plan 9 &lt;vax&gt;" in page
     assert "<th>torch</th>" not in page
-    (folder / "events.jsonl").write_text(f"{elsewhere}\n{rest}{start.replace(': 0,', ': 9,', 1)}\n")
-    page = write_report(folder).read_text()
+    (model_dir / "events.jsonl").write_text(f"{elsewhere}\n{rest}{start.replace(': 0,', ': 9,', 1)}\n")
+    page = write_report(model_dir).read_text()
     assert "From step 9 on; other machines" in page
     assert "<th>torch</th>" in page
 
