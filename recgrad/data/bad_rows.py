@@ -73,11 +73,16 @@ def fail(faults: Faults, files: Sequence[str], file_index: Rows, rows: Rows) -> 
 def skip(faults: Faults, files: Sequence[str], file_index: Rows, rows: Rows) -> Skipped:
     """The bad rows of a unit, counted by kind."""
     firsts = tuple(
-        (f"{fault.feature}: {fault.reason}", describe(fault, files[file_index[fault.row]], rows[fault.row]))
+        (_kind(fault.feature, fault.reason), describe(fault, files[file_index[fault.row]], rows[fault.row]))
         for fault in faults.firsts()
     )
-    counts = {f"{feature}: {reason}": count for (feature, reason), count in faults.counts().items()}
+    counts = {_kind(feature, reason): count for (feature, reason), count in faults.counts().items()}
     return Skipped(faults.rows, firsts, counts)
+
+
+def _kind(feature: str, reason: str) -> str:
+    """What bad values of all rows have in common."""
+    return f"{feature}: {reason.replace('{value}', '…')}"
 
 
 class BadRowTally:

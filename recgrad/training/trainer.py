@@ -184,10 +184,7 @@ class Trainer:
                     return
         if consumed is None:
             # The next epoch would be the same: a run of so many steps would never end.
-            raise DataError(
-                f"data: an epoch has no batch of {self.loader.settings.batch_size:,} rows; lower "
-                "data_config.batch_size, or leave data_config.drop_remainder out"
-            )
+            raise DataError(_why_no_batch(self.loader))
         if self.updater.accumulating:
             self.state.position = consumed
             if self._note(self.updater.flush()):
@@ -337,6 +334,16 @@ class _Pending:
         before = time.perf_counter()
         yield
         self.excluded_secs += time.perf_counter() - before
+
+
+def _why_no_batch(loader: Loader) -> str:
+    settings = loader.settings
+    if not settings.drop_remainder:
+        return "data: all rows of an epoch are bad, and none is left to train on; correct those named above"
+    return (
+        f"data: an epoch has no batch of {settings.batch_size:,} good rows; lower data_config.batch_size, "
+        "or leave data_config.drop_remainder out"
+    )
 
 
 def _describe_origin(batch: Batch) -> str:

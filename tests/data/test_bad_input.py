@@ -318,7 +318,7 @@ def test_skip_counts_by_reason_and_logs_the_first(write_rows, open_loader, caplo
         "skipping a bad row: label label: label 5 is neither 0 nor 1 (column 'label', row 7"
     )
     assert messages[2].startswith("skipped 3 bad rows: cat: ")
-    assert messages[3].startswith("skipped 2 bad rows: label label: label {value} is neither 0 nor 1")
+    assert messages[3].startswith("skipped 2 bad rows: label label: label … is neither 0 nor 1")
     assert loader.position.bad_rows == 4
 
 

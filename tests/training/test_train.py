@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import recgrad
 from recgrad.config import PipelineConfig, load_config
+from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.errors import ConfigError, DataError, RecgradError
 from recgrad.training.checkpoint import read_checkpoint
 from recgrad.training.task import Task
@@ -66,7 +69,19 @@ def test_an_epoch_without_a_batch_is_an_error_and_not_an_endless_run(
     if num_steps:
         config.train_config.ClearField("num_epochs")
         config.train_config.num_steps = num_steps
-    with pytest.raises(DataError, match=r"^data: an epoch has no batch of 100,000 rows; .*drop_remainder"):
+    with pytest.raises(DataError, match=r"^data: an epoch has no batch of 100,000 good rows; .*remainder"):
+        recgrad.train(config)
+
+
+def test_an_epoch_of_bad_rows_alone_is_an_error(config: PipelineConfig, tmp_path: Path) -> None:
+    table = pq.read_table(config.train_input_path)
+    labels = pa.array([7] * table.num_rows)
+    table = table.set_column(table.column_names.index("label"), "label", labels)
+    config.train_input_path = str(tmp_path / "bad.parquet")
+    pq.write_table(table, config.train_input_path)
+    config.data_config.on_bad_row = DataConfig.SKIP
+    config.data_config.max_bad_row_ratio = 1.0
+    with pytest.raises(DataError, match=r"^data: all rows of an epoch are bad, .*; correct those named"):
         recgrad.train(config)
 
 
