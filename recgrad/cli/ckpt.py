@@ -83,10 +83,17 @@ def _show(args: argparse.Namespace, console: Console) -> int:
     console.print(
         _plain(f"{path}: step {manifest.step:,}, {_size(manifest.num_bytes)}, written by {versions}")
     )
+    for rank, conditions in enumerate(manifest.computed_on):
+        which = f"rank {rank} " if len(manifest.computed_on) > 1 else ""
+        console.print(_plain(f"{which}computed with {_conditions_text(conditions)}"))
     _show_tables(snapshot, {entry.name: entry for entry in manifest.tables}, console)
     _show_parameters(snapshot, console)
     _show_rest(snapshot, console)
     return 0
+
+
+def _conditions_text(conditions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in conditions.items())
 
 
 def _show_tables(snapshot: Snapshot, entries: Mapping[str, TableEntry], console: Console) -> None:

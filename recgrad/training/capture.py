@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +14,14 @@ from recgrad.optim.sparse import SparseOptimizer
 from recgrad.training.assembly import Training
 from recgrad.training.averaged import evaluated_weights
 from recgrad.training.checkpoint import Snapshot, TableRows, own_pieces
+from recgrad.training.conditions import conditions_here, describe_changes, package_versions
 from recgrad.training.dense_state import dense_buffers, dense_state, load_dense_state
 from recgrad.training.processes import Processes
 from recgrad.training.runtime import rng_state, set_rng_state
 from recgrad.training.state import TrainState
 from recgrad.training.task import Task
+
+_log = logging.getLogger("recgrad.training")
 
 
 def capture(training: Training, state: TrainState) -> Snapshot:
@@ -27,14 +31,19 @@ def capture(training: Training, state: TrainState) -> Snapshot:
     """
     processes = training.processes
     everyone = processes.collect(
-        (state.position, rng_state(processes.device), training.task.train_metrics_state())
+        (
+            state.position,
+            rng_state(processes.device),
+            training.task.train_metrics_state(),
+            conditions_here(sharded=processes.distributed),
+        )
     )
     with evaluated_weights(training):
         evaluated = _owned(dense_state(training.task.model)) if processes.is_main else {}
     tables = capture_tables(training.task.model.engine, training.sparse_optimizer)
     if not processes.is_main:
         return Snapshot(state.step, {}, tables)
-    positions, generators, metrics = zip(*everyone, strict=True)
+    positions, generators, metrics, conditions = zip(*everyone, strict=True)
     tree: dict[str, Any] = {
         "updater": training.updater.state_dict(),
         "buffers": dense_buffers(training.task.model),
@@ -45,7 +54,7 @@ def capture(training: Training, state: TrainState) -> Snapshot:
     }
     ranks = [{"train_metrics": own, "rng": rng} for own, rng in zip(metrics, generators, strict=True)]
     tree.update(ranks[0] if len(ranks) == 1 else {"ranks": ranks})
-    return Snapshot(state.step, {**_owned(tree), "model": evaluated}, tables)
+    return Snapshot(state.step, {**_owned(tree), "model": evaluated}, tables, conditions)
 
 
 def capture_tables(engine: Any, optimizer: SparseOptimizer | None) -> list[TableRows]:
@@ -102,6 +111,20 @@ def resume(snapshot: Snapshot, training: Training, *, optimizers: bool = True) -
     if state.position is not None:
         state.position = training.train_loader.position_from(state.position).to_json()
     return state
+
+
+def say_other_conditions(snapshot: Snapshot, processes: Processes) -> None:
+    """One line where the run resumes under other conditions than its checkpoint was computed under."""
+    now = processes.collect(conditions_here(sharded=processes.distributed))
+    if not processes.is_main:
+        return
+    changes = describe_changes(snapshot.computed_on, now, snapshot.versions, package_versions())
+    if changes:
+        _log.warning(
+            "resuming step %d under other conditions, so the run is no longer bit for bit the same: %s",
+            snapshot.step,
+            changes,
+        )
 
 
 def _of_this_rank(tree: Mapping[str, Any], processes: Processes) -> Any:

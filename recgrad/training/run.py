@@ -26,7 +26,7 @@ from recgrad.training.assembly import (
     uses_ema,
 )
 from recgrad.training.averaged import evaluated_weights
-from recgrad.training.capture import capture, load_weights, resume
+from recgrad.training.capture import capture, load_weights, resume, say_other_conditions
 from recgrad.training.checkpoint import (
     CheckpointManager,
     read_checkpoint,
@@ -38,7 +38,7 @@ from recgrad.training.evaluator import evaluate as evaluate_task
 from recgrad.training.hooks.console import describe_metrics
 from recgrad.training.preflight import ConfigSource, prepare_config
 from recgrad.training.processes import Processes, choose_device, open_processes
-from recgrad.training.runtime import seed_everything
+from recgrad.training.runtime import seed_everything, untouched_generators
 from recgrad.training.signals import StopRequest
 from recgrad.training.state import TrainState
 from recgrad.training.task import Task
@@ -249,12 +249,15 @@ def _run(
 
     processes = training.processes
     with StopRequest(alone=not processes.distributed) as stop, _given_up_on_error(checkpoints):
+        # Libraries draw from Python's generator while they are imported; a run's state is its own.
+        with untouched_generators():
+            hooks = build_hooks(config, folder, writes=processes.is_main)
         trainer = Trainer(
             task=training.task,
             loader=training.train_loader,
             updater=training.updater,
             length=run_length(config),
-            hooks=build_hooks(config, folder, writes=processes.is_main),
+            hooks=hooks,
             state=state,
             stop=stop,
             skip_non_finite=config.train_config.on_nan == config.train_config.SKIP,
@@ -344,7 +347,10 @@ def _starting_state(
     training: Training, config: PipelineConfig, start_from: Path | None, ignore_optimizer: bool
 ) -> TrainState:
     if start_from is not None:
-        return resume(read_checkpoint(start_from, verify=False), training, optimizers=not ignore_optimizer)
+        snapshot = read_checkpoint(start_from, verify=False)
+        state = resume(snapshot, training, optimizers=not ignore_optimizer)
+        say_other_conditions(snapshot, training.processes)
+        return state
     source = config.train_config.fine_tune_checkpoint
     if source:
         engine: Any = training.task.model.engine

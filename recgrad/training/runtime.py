@@ -9,6 +9,8 @@ import ctypes
 import os
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -87,6 +89,16 @@ def rng_state(device: torch.device | None = None) -> dict[str, object]:
     if device is not None and device.type != "cpu":
         state[device.type] = torch.get_device_module(device).get_rng_state(device)
     return state
+
+
+@contextmanager
+def untouched_generators() -> Iterator[None]:
+    """Leave the host's generators as they were, whatever is drawn from them inside."""
+    before = rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(before)
 
 
 def set_rng_state(state: dict[str, object], device: torch.device | None = None) -> None:

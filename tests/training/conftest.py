@@ -9,6 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+import torch
 
 from recgrad.config import PipelineConfig, load_config
 from recgrad.data.synth import write_synth
@@ -21,6 +22,14 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clicks")
     write_synth(folder, ROWS, eval_rows=1_000, seed=5)
     return folder
+
+
+@pytest.fixture
+def fixed_threads() -> int:
+    """How many threads torch computes with here: a command whose bits are compared is given as many."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads)  # as commands do, which also keeps MKL from choosing by itself
+    return threads
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ that do the same write the same bytes.
 from __future__ import annotations
 
 import os
-import platform
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -17,13 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
-import torch
-
 from recgrad.errors import CheckpointError
 from recgrad.training.checkpoint.arrays import FileRecord, open_regular
 from recgrad.training.checkpoint.json_text import dump_json, parse_json, require
-from recgrad.version import __version__
 
 FORMAT = "recgrad-checkpoint"
 FORMAT_VERSION = 2
@@ -56,27 +51,18 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.json."""
+    """The content of manifest.json; `computed_on` has the conditions of each rank, or is empty."""
 
     step: int
     versions: Mapping[str, str]
     tables: Sequence[TableEntry]
     files: Mapping[str, FileRecord]
+    computed_on: Sequence[Mapping[str, str]] = ()
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all files but the manifest."""
         return sum(record.num_bytes for record in self.files.values())
-
-
-def package_versions() -> dict[str, str]:
-    """The versions that a checkpoint is stamped with."""
-    return {
-        "recgrad": __version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-    }
 
 
 def shard_path(table: str, shard: int, num_shards: int) -> str:
@@ -105,6 +91,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
         "format_version": FIRST_VERSION_WITH_SLICES if sliced else 1,
         "step": manifest.step,
         "versions": dict(manifest.versions),
+        **({"computed_on": [dict(rank) for rank in manifest.computed_on]} if manifest.computed_on else {}),
         "tables": [
             {
                 "name": table.name,
@@ -150,7 +137,8 @@ def load_manifest(folder: Path) -> Manifest:
     )
     manifest = Manifest(
         step=_count(path, body, "step"),
-        versions=_versions(path, body.get("versions")),
+        versions=_strings(path, "versions", body.get("versions")),
+        computed_on=_computed_on(path, body.get("computed_on", [])),
         tables=_tables(path, body.get("tables")),
         files=_files(path, body.get("files")),
     )
@@ -177,13 +165,18 @@ def _count(path: Path, entry: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _versions(path: Path, entries: Any) -> dict[str, str]:
+def _strings(path: Path, name: str, entries: Any) -> dict[str, str]:
     require(
         isinstance(entries, dict) and all(isinstance(value, str) for value in entries.values()),
         path,
-        "'versions' is not a map of strings",
+        f"'{name}' is not a map of strings",
     )
     return dict(entries)
+
+
+def _computed_on(path: Path, entries: Any) -> tuple[dict[str, str], ...]:
+    require(isinstance(entries, list), path, "'computed_on' is not a list")
+    return tuple(_strings(path, "computed_on", entry) for entry in entries)
 
 
 def _files(path: Path, entries: Any) -> dict[str, FileRecord]:

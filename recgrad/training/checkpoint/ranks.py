@@ -109,7 +109,7 @@ def _lead(path: Path, snapshot: Snapshot, ranks: Ranks, attempt: int, all_here: 
                 os.rmdir(staging / _rank_folder(rank))
                 if rank:
                     os.unlink(staging / _record_name(rank))
-            write_manifest(staging, snapshot.step, files, tables)
+            write_manifest(staging, snapshot, files, tables)
     except FileExistsError as error:
         raise not_written(
             path, f"token '{ranks.token}' was used before; every start of a run needs another"

@@ -57,7 +57,7 @@ def read_checkpoint(path: Path | str, *, verify: bool = True) -> Snapshot:
     manifest = load_manifest(folder)
     _check_files(folder, manifest, verify=verify)
     tables = [open_table(folder, entry) for entry in manifest.tables]
-    return Snapshot(manifest.step, _read_tree(folder), tables)
+    return Snapshot(manifest.step, _read_tree(folder), tables, manifest.computed_on, manifest.versions)
 
 
 def read_table(

@@ -174,11 +174,15 @@ class Snapshot:
             bools, strings, bytes and None, such as {"model": …, "updater": …, "state": …}.
         tables: touched rows. What is read from a checkpoint has one entry a table; what is
             written may have several, each with other rows or other columns.
+        computed_on: of each rank, the conditions that its bits depend on; empty if unknown.
+        versions: of the packages that wrote it; known of what is read, and stamped anew when written.
     """
 
     step: int
     tree: Mapping[str, Any]
     tables: Sequence[TableRows] = ()
+    computed_on: Sequence[Mapping[str, str]] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def slice_of(columns: Range, dim: int) -> tuple[int, int | None]:

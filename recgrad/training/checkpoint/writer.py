@@ -25,13 +25,13 @@ from recgrad.training.checkpoint.manifest import (
     Manifest,
     TableEntry,
     dump_manifest,
-    package_versions,
     shard_path,
 )
 from recgrad.training.checkpoint.shards import Shard, describe_shard, join_shards
 from recgrad.training.checkpoint.snapshot import Snapshot, TableRows
 from recgrad.training.checkpoint.staging import staged_folder
 from recgrad.training.checkpoint.tree import encode_tree
+from recgrad.training.conditions import package_versions
 
 STATE_PREFIX = "state."
 
@@ -52,7 +52,7 @@ def write_checkpoint(path: Path | str, snapshot: Snapshot) -> Path:
                 shards = [_written(staging, part, at, len(parts)) for at, part in enumerate(parts)]
                 entries.append(join_shards(shards, lambda shard: read_row_ids(staging, shard))[1])
                 files += [shard.file for shard in shards]
-            write_manifest(staging, snapshot.step, files, entries)
+            write_manifest(staging, snapshot, files, entries)
     except OSError as error:
         raise not_written(path, error.strerror or str(error)) from error
     return path
@@ -125,10 +125,18 @@ def shard_metadata(name: str, num_rows: int, dim: int, columns: tuple[int, int] 
     return metadata
 
 
-def write_manifest(folder: Path, step: int, files: list[FileRecord], tables: list[TableEntry]) -> None:
+def write_manifest(
+    folder: Path, snapshot: Snapshot, files: list[FileRecord], tables: list[TableEntry]
+) -> None:
     """Write the manifest, the last file of a checkpoint."""
     names = [table.name for table in tables]
     if len(set(names)) != len(names):
         raise CheckpointError(f"{folder.name}: a table is in the snapshot twice: {sorted(names)}")
-    manifest = Manifest(step, package_versions(), tables, {record.path: record for record in files})
+    manifest = Manifest(
+        snapshot.step,
+        package_versions(),
+        tables,
+        {record.path: record for record in files},
+        snapshot.computed_on,
+    )
     write_blocks(folder, MANIFEST_NAME, [dump_manifest(manifest)])
