@@ -166,7 +166,7 @@ def _start_process(command: Sequence[str], variables: Mapping[str, object]) -> s
 
 def _serve_board(listener: socket.socket, nproc: int, restarts: int) -> Board:
     """Hold the store of the run, so that it outlives every rank."""
-    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import TCPStore
 
     from recgrad.training.processes.board import Board
 

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from recgrad.kernels import cached_njit
+
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 Hashes = npt.NDArray[np.uint64]
@@ -70,7 +72,7 @@ def _merge(result: Any, lane: Any) -> Any:
     return (result ^ _round(_ZERO, lane)) * _P1 + _P4
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def xxh64(data: Any, start: Any, end: Any) -> Any:
     """XXH64 with seed 0 of `data[start:end]`."""
     at, stop = np.uint64(start), np.uint64(end)
@@ -104,7 +106,7 @@ def xxh64(data: Any, start: Any, end: Any) -> Any:
     return result ^ (result >> _S32)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def hash_spans(data: Bytes, starts: Ints, ends: Ints) -> Hashes:
     """The hashes of the byte spans `data[starts[i]:ends[i]]`."""
     hashes = np.empty(len(starts), np.uint64)
@@ -113,7 +115,7 @@ def hash_spans(data: Bytes, starts: Ints, ends: Ints) -> Hashes:
     return hashes
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def bucket_spans(data: Bytes, starts: Ints, ends: Ints, size: int) -> Ints:
     """The buckets of the byte spans: hash mod `size`."""
     buckets = np.empty(len(starts), np.int64)
@@ -123,7 +125,7 @@ def bucket_spans(data: Bytes, starts: Ints, ends: Ints, size: int) -> Ints:
     return buckets
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def hash_ints(values: Ints) -> Hashes:
     """The hashes of the decimal texts of integers."""
     hashes = np.empty(len(values), np.uint64)
@@ -139,7 +141,7 @@ def hash_ints(values: Ints) -> Hashes:
     return hashes
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _write_decimal(value: Any, text: Any, end: Any) -> Any:
     """Writes an integer so that it ends at `end`, two digits at a time; returns where it begins."""
     # The two's complement negation is right for −2⁶³ too, whose positive has no int64.

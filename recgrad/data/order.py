@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from recgrad.kernels import cached_njit
 
 _FRAGMENTS, _WINDOW, _MASK = 1, 2, 3
 
@@ -200,7 +201,7 @@ def permutation(count: int, *key: int) -> npt.NDArray[np.int64]:
     return _shuffled(random_bits(count, *key))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _shuffled(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """Fisher and Yates' shuffle, one random word a place.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from recgrad.errors import RecgradError
+from recgrad.kernels import cached_njit
 from recgrad.metrics import METRICS
 from recgrad.metrics.base import Metric, Value, binary_of, probabilities_of, scores_of
 from recgrad.metrics.pairs import Floats, Ints, binned_auc, exact_auc
@@ -95,7 +95,7 @@ def logit_bins(probabilities: Tensor, bins: int) -> Tensor:
 
 # Torch would split a batch's logarithms over threads, and on a busy machine wait for them
 # longer than the whole count takes on one.
-@numba.njit(cache=True, error_model="numpy")
+@cached_njit(error_model="numpy")
 def _count(probabilities: Floats, labels: npt.NDArray[np.int8], bins: int) -> Ints:
     """Rows by label and bin, [2, bins]."""
     counts = np.zeros((2, bins), dtype=np.int64)

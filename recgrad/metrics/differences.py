@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recgrad.errors import RecgradError
+from recgrad.kernels import cached_njit
 from recgrad.metrics.grouped_auc import group_weights
 from recgrad.metrics.pairs import Floats, Ints, auc_by_group
 
@@ -174,7 +175,7 @@ def _blocks(units: Floats) -> Floats:
     return np.stack([np.bincount(block, weights=column) for column in units.T], axis=1)
 
 
-@numba.njit(cache=True, parallel=True)
+@cached_njit(parallel=True)
 def _resampled(units: Floats, num_resamples: int, seed: np.uint64) -> Floats:
     """Σ difference / Σ weight over as many units drawn with replacement (splitmix64 by resample)."""
     n = len(units)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from recgrad.kernels import cached_njit
 from recgrad.metrics import METRICS
 from recgrad.metrics.pairs import Floats, Ints
 from recgrad.metrics.ranking import Places, RankingMetric, first_places
@@ -19,7 +19,7 @@ class HitRateAtK(RankingMetric):
         return _hits(*first_places(places), k)
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def _hits(above: Ints, tied: Ints, wanted: Ints, k: int) -> Floats:
     """1 − P(none of the `wanted` stands in the first k − above places of the tied ones)."""
     hits = np.empty(len(above))

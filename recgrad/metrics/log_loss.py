@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from recgrad.kernels import cached_njit
 from recgrad.metrics import METRICS, TRAIN_METRICS
 from recgrad.metrics.base import (
     Metric,
@@ -75,7 +75,7 @@ def entropy_sum(preds: Tensor, labels: Tensor, eps: float) -> Tensor:
 
 
 # On one thread, for the reason given at the counts of AUC.
-@numba.njit(cache=True)
+@cached_njit()
 def _entropy_sum(p: Floats, y: Floats, eps: float) -> float:
     total = 0.0
     for row in range(len(p)):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from recgrad.kernels import cached_njit
 from recgrad.metrics import METRICS
 from recgrad.metrics.pairs import Floats, Ints
 from recgrad.metrics.ranking import Places, RankingMetric, first_places
@@ -24,7 +24,7 @@ class MRR(RankingMetric):
         return _reciprocal(*first_places(places), k)
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def _reciprocal(above: Ints, tied: Ints, wanted: Ints, k: int) -> Floats:
     """E[1 / (above + X)], X the first place that one of `wanted` takes among `tied` in random order."""
     values = np.zeros(len(above))

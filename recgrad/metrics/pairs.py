@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from recgrad.kernels import cached_njit
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -34,7 +35,7 @@ def group_starts(sorted_keys: Ints) -> Ints:
     return np.concatenate([[0], starts, [len(sorted_keys)]]).astype(np.int64)
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def _wins(above: Floats, below: Floats) -> int:
     """2 × pairs with above > below + pairs with above = below; both sorted."""
     wins, less, upto = 0, 0, 0
@@ -48,7 +49,7 @@ def _wins(above: Floats, below: Floats) -> int:
     return wins
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def auc_by_group(scores: Floats, positive: npt.NDArray[np.bool_], starts: Ints) -> tuple[Floats, Ints]:
     """AUC and positives of each group of rows; nan for a group without both classes."""
     groups = len(starts) - 1
@@ -74,7 +75,7 @@ def auc_by_group(scores: Floats, positive: npt.NDArray[np.bool_], starts: Ints) 
     return auc, counts
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def _inversions(values: Floats, room: Floats) -> int:
     """Pairs i < j with values[i] > values[j]; sorts `values` (merge sort, insertion sort below 16)."""
     n, count, width = len(values), 0, 16
@@ -107,7 +108,7 @@ def _inversions(values: Floats, room: Floats) -> int:
     return count
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def _ties(ordered: Floats) -> int:
     """Pairs of equal values."""
     count, run = 0, 0
@@ -117,7 +118,7 @@ def _ties(ordered: Floats) -> int:
     return count
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def _sort_within(labels: Floats, scores: Floats) -> None:
     """Sort the scores of rows of one label, for every label; `labels` are sorted."""
     start = 0
@@ -128,7 +129,7 @@ def _sort_within(labels: Floats, scores: Floats) -> None:
             start = i
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def _concordance(labels: Floats, scores: Floats, room: Floats) -> tuple[int, int]:
     """2 × pairs ordered alike + pairs tied in score alone, and pairs of different labels.
 
@@ -144,7 +145,7 @@ def _concordance(labels: Floats, scores: Floats, room: Floats) -> tuple[int, int
     return 2 * (pairs - wrong - tied) + tied, pairs
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def _sampled(labels: Floats, scores: Floats, draws: int, seed: np.uint64) -> tuple[int, int]:
     """The same two counts over `draws` random pairs of different rows (splitmix64)."""
     n, wins, pairs = len(labels), 0, 0
@@ -199,7 +200,7 @@ def _by_label(scores: Floats, labels: Floats) -> tuple[Floats, Floats]:
     return labels, scores
 
 
-@numba.njit(cache=True)
+@cached_njit()
 def concordance_by_group(
     scores: Floats, labels: Floats, keys: Ints, starts: Ints, max_pairs: int
 ) -> tuple[Ints, Ints]:

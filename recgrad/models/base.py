@@ -213,9 +213,11 @@ def _variational(groups: FeatureGroups, settings: Mapping[str, Any] | None) -> d
 
 def _compiled(function: DenseHalf) -> DenseHalf:
     """The function under torch.compile, or itself where this machine cannot compile C++."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
+    try:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+        from torch._inductor.exc import InvalidCxxCompiler
+    except ImportError:  # a torch that has them elsewhere says by itself what it misses
+        return torch.compile(function)
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recgrad.errors import CheckpointError
+from recgrad.optim import foreach
 from recgrad.optim.bounds import below_one
 from recgrad.optim.part import OptimizerPart, averages_weights, distinct_optimizers
 from recgrad.optim.roles import batch_norms
@@ -42,9 +43,9 @@ class EMA:
         """Takes the weights after an update into the average."""
         averages, weights = list(self.averages.values()), list(self.parameters.values())
         if averages and self.updates == 0:
-            torch._foreach_copy_(averages, weights)
+            foreach.copy_(averages, weights)
         elif averages:
-            torch._foreach_lerp_(averages, weights, 1 - self.decay)
+            foreach.lerp_(averages, weights, 1 - self.decay)
         self.updates += 1
 
     @contextmanager

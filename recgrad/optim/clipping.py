@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from recgrad.optim import foreach
 from recgrad.optim.bounds import above, one_of
 
 #: Combines a tensor over all processes: their sum, or their maximum.
@@ -65,8 +66,8 @@ class GradientClipping:
             return None
         if self.clipping_type == "value":
             if dense:
-                torch._foreach_clamp_min_(dense, -self.max_gradient)
-                torch._foreach_clamp_max_(dense, self.max_gradient)
+                foreach.clamp_min_(dense, -self.max_gradient)
+                foreach.clamp_max_(dense, self.max_gradient)
             for half in sparse:
                 half.clamp_(self.max_gradient)
             return None
@@ -74,7 +75,7 @@ class GradientClipping:
         factor = self.max_gradient / (norm + _EPS)
         if factor < 1 and math.isfinite(norm):
             if dense:
-                torch._foreach_mul_(dense, factor)
+                foreach.mul_(dense, factor)
             for half in sparse:
                 half.clip_(factor)
         return norm

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recgrad.optim import foreach
 from recgrad.optim.bounds import above, at_least, inside_unit
 
 PRECISIONS = {"BF16": torch.bfloat16, "FP16": torch.float16}
@@ -93,6 +94,6 @@ def unscale_(gradients: Iterable[Tensor], factor: float) -> bool:
     for (device, _), alike in by_kind.items():
         found = torch.zeros((), device=device)
         scale = torch.full((), factor, device=device)
-        torch._amp_foreach_non_finite_check_and_unscale_(alike, found, scale)
+        foreach.unscale_(alike, found, scale)
         finite = finite and not bool(found.item())
     return finite

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
-from numba import njit
+from numba import njit, types
 
 from recgrad.embedding.local import compile as kernels
 
-TEMPLATE = """
-from numba import cfunc, types
-
-{load}
+SIGNATURE = types.float64(types.float64)
 
 
-@cfunc(types.float64(types.float64), cache={cache})
-def kernel(value):
-    return rule(value)
-"""
+def calling(rule: Any) -> Any:
+    def kernel(value: float) -> float:
+        return rule(value)
+
+    return kernel
 
 
 @njit
@@ -41,11 +40,11 @@ def said(
 
 
 def test_only_a_kernel_that_was_compiled_is_called_so(said: pytest.LogCaptureFixture) -> None:
-    assert kernels.rule_kernel(TEMPLATE, twice).ctypes(3.0) == 6.0
+    assert kernels.rule_kernel(SIGNATURE, calling, twice).ctypes(3.0) == 6.0
     assert "it is kept for the next run" in said.text
     said.clear()
     kernels._RULES.clear()  # as another process would begin
-    assert kernels.rule_kernel(TEMPLATE, twice).ctypes(3.0) == 6.0
+    assert kernels.rule_kernel(SIGNATURE, calling, twice).ctypes(3.0) == 6.0
     assert said.text == ""
 
 
@@ -54,6 +53,6 @@ def test_a_kernel_of_a_local_rule_is_not_said_to_be_kept(said: pytest.LogCapture
     def thrice(value: float) -> float:
         return 3 * value
 
-    assert kernels.rule_kernel(TEMPLATE, thrice).ctypes(3.0) == 9.0
+    assert kernels.rule_kernel(SIGNATURE, calling, thrice).ctypes(3.0) == 9.0
     assert "compiled the" in said.text
     assert "for the next run" not in said.text

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -17,6 +16,7 @@ import pyarrow as pa
 from recgrad.data.features.columns import Values
 from recgrad.data.features.text import Mask, Text, parse_ints
 from recgrad.data.hashing import Bytes, Ints, bucket_spans, buckets_of, hash_ints, hash_spans, xxh64
+from recgrad.kernels import cached_njit
 
 Report = Callable[[Any, str, Any, str], None]
 """Notes a fault: positions or mask of the bad values, reason, the values, remedy."""
@@ -200,7 +200,7 @@ def vocabulary_of_file(path: str, default: str, unknown: int | None) -> Vocabula
     return vocabulary_of_list(lines, default, unknown)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _fill_slots(hashes: npt.NDArray[np.uint64], slots: Ints) -> Ints:
     """Open addressing with linear probing; the number of slots is a power of two, over half empty."""
     last = np.uint64(len(slots) - 1)
@@ -212,7 +212,7 @@ def _fill_slots(hashes: npt.NDArray[np.uint64], slots: Ints) -> Ints:
     return slots
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _find(
     data: Bytes, starts: Ints, ends: Ints, words: Bytes, word_starts: Ints, word_ends: Ints, slots: Ints
 ) -> Ints:

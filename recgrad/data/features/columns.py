@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 
 from recgrad.data.features.text import Floats, Mask, Text, cut, halve
 from recgrad.data.hashing import Ints
+from recgrad.kernels import cached_njit
 
 Values = Ints | Floats | Text
 
@@ -234,7 +234,7 @@ def _numbers(array: pa.Array) -> Bags:
     return Bags(*_drop_nulls(values, np.frombuffer(array.buffers()[0], np.uint8), array.offset))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _drop_nulls(values: Any, bitmap: Any, first: int) -> Any:
     """The values whose bit is set, and where each row's begins; no branches, so nulls cost no time."""
     kept = np.empty(len(values), values.dtype)

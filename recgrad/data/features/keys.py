@@ -12,6 +12,7 @@ from recgrad.data.features.columns import Bags, Values
 from recgrad.data.features.functions import fold
 from recgrad.data.features.text import Text
 from recgrad.data.hashing import Bytes, Ints
+from recgrad.kernels import cached_njit
 
 COMBINERS = ("sum", "mean", "min", "max")
 
@@ -74,7 +75,7 @@ def same_bytes(a: Any, a_start: Any, a_end: Any, b: Any, b_start: Any, b_end: An
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _find_texts(
     a: Bytes, a_starts: Ints, a_ends: Ints, a_bags: Ints, b: Bytes, b_starts: Ints, b_ends: Ints, b_bags: Ints
 ) -> Ints:
@@ -88,7 +89,7 @@ def _find_texts(
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _find_ints(a: Ints, a_bags: Ints, b: Ints, b_bags: Ints) -> Ints:
     found = np.full(len(a), -1, np.int64)
     for bag in range(len(a_bags) - 1):

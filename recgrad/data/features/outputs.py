@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -19,6 +18,7 @@ from recgrad.data.features.buckets import Boundaries, Bucketizer, Report
 from recgrad.data.features.columns import Bags, Values
 from recgrad.data.features.text import Text, halve, parse_floats
 from recgrad.data.hashing import Ints
+from recgrad.kernels import cached_njit
 
 Float32s = npt.NDArray[np.float32]
 Normalizer = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
@@ -128,7 +128,7 @@ class IdOutput:
         return Sparse(ids, None if single else counts, weights)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _fill_empty(values: Any, offsets: Any, default: Any) -> Any:
     """Values with the default in each empty bag, the bags' lengths, and whether all are 1."""
     bags, count = len(offsets) - 1, len(default)

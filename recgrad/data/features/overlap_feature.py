@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from recgrad.data.features.base import Feature
@@ -16,6 +15,7 @@ from recgrad.data.features.outputs import FloatOutput, IdOutput
 from recgrad.data.features.registry import FEATURES
 from recgrad.data.hashing import Bytes, Ints
 from recgrad.errors import nearest
+from recgrad.kernels import cached_njit
 
 METHODS = (
     "query_common_ratio",
@@ -83,7 +83,7 @@ class OverlapFeature(Feature):
         )
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _overlap(
     method: int,
     q: Bytes,
@@ -132,7 +132,7 @@ def _overlap(
     return out
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _ratio(query: Ints, title: Ints, of_title: bool) -> float:
     if len(query) == 0 or len(title) == 0:
         return 0.0
@@ -147,7 +147,7 @@ def _ratio(query: Ints, title: Ints, of_title: bool) -> float:
     return common / len(query)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _index_of(query: Ints, title: Ints) -> int:
     if len(query) == 0:
         return -1
@@ -162,7 +162,7 @@ def _index_of(query: Ints, title: Ints) -> int:
     return -1
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _min_cover(query: Ints, title: Ints) -> float:
     """A window slides over the title, holding counts of the query's words."""
     wanted = 0
@@ -185,7 +185,7 @@ def _min_cover(query: Ints, title: Ints) -> float:
     return float(best)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _distance(query: Ints, title: Ints, method: int) -> float:
     """Least, largest or mean distance of pairs of different words."""
     size = len(title)

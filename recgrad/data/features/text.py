@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recgrad.data.hashing import Bytes, Ints, string_spans
+from recgrad.kernels import cached_njit
 
 Floats = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -150,7 +151,7 @@ def _matches(data: Any, at: Any, mark: Any) -> Any:
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _cut(data: Bytes, starts: Ints, ends: Ints, mark: Bytes) -> Any:
     width = len(mark)
     offsets = np.empty(len(starts) + 1, np.int64)
@@ -180,7 +181,7 @@ def _cut(data: Bytes, starts: Ints, ends: Ints, mark: Bytes) -> Any:
     return out_starts, out_ends, offsets
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _cut_at_byte(data: Bytes, starts: Ints, ends: Ints, mark: int) -> Any:
     """_cut for separators of one byte, the common case."""
     offsets = np.empty(len(starts) + 1, np.int64)
@@ -205,7 +206,7 @@ def _cut_at_byte(data: Bytes, starts: Ints, ends: Ints, mark: int) -> Any:
     return out_starts, out_ends, offsets
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _last(data: Bytes, starts: Ints, ends: Ints, mark: Bytes) -> Any:
     found = np.full(len(starts), -1, np.int64)
     for i in range(len(starts)):
@@ -216,7 +217,7 @@ def _last(data: Bytes, starts: Ints, ends: Ints, mark: Bytes) -> Any:
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _join(data: Any, starts: Any, ends: Any, mark: Bytes) -> Any:
     count = len(starts[0])
     offsets = np.empty(count + 1, np.int64)
@@ -240,7 +241,7 @@ def _join(data: Any, starts: Any, ends: Any, mark: Bytes) -> Any:
     return out, offsets
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def _parse_ints(data: Bytes, starts: Ints, ends: Ints) -> Any:
     values = np.zeros(len(starts), np.int64)
     bad = np.zeros(len(starts), np.bool_)

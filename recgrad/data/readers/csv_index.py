@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from recgrad.data.readers.files import SourceFile
 from recgrad.errors import DataError
+from recgrad.kernels import cached_njit
 
 BLOCK_BYTES = 4 << 20
 GZIP_BLOCK_BYTES = 8 << 20
@@ -74,7 +74,7 @@ class CsvIndex:
     digest: str
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def scan_rows(
     data: npt.NDArray[np.uint8], delimiter: int, state: npt.NDArray[np.int64], stop_after: int
 ) -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from recgrad.kernels import cached_njit
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit(nogil=True)
 def build_alias(weights: Floats) -> tuple[Floats, Ints]:
     """The alias table of `weights`: for each slot, the chance to keep it, and what is drawn instead.
 

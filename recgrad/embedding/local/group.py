@@ -26,13 +26,13 @@ from recgrad.embedding.local.layout import (
     VECTORS,
 )
 from recgrad.embedding.local.lookup import BAGS_PER_TASK, TASK_COLUMNS
-from recgrad.embedding.local.parallel import launch
+from recgrad.embedding.local.parallel import SIGNATURE, launch
 from recgrad.embedding.local.pending import SUMMED, Source, Tables, only, per_output
 from recgrad.embedding.local.plan import JOB_ROWS, JOB_START
 from recgrad.embedding.local.planner import Plan, Planner
 from recgrad.embedding.local.simd import F32
 from recgrad.embedding.local.table import Table
-from recgrad.embedding.local.update import TEMPLATE
+from recgrad.embedding.local.update import update_function
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import DataError
 from recgrad.optim.sparse.optimizer import Update
@@ -287,7 +287,7 @@ class DimGroup:
         ordered = [by_table[t] for t in plan.tables]
         settings = np.array([(limits[u.table.position], u.l2, u.decoupled) for u in ordered], np.float32)
         hyper = np.array([u.hyperparameters or (0.0,) for u in ordered], np.float32)
-        kernel = rule_kernel(TEMPLATE, ordered[0].rule)
+        kernel = rule_kernel(SIGNATURE, update_function, ordered[0].rule)
         self._run_update(kernel, plan, settings, hyper, ordered, self._states(ordered), None)
 
     def _states(self, ordered: Sequence[Update]) -> tuple[Array, Array, Array]:

@@ -13,13 +13,11 @@ depend on the number of threads. `recgrad.nn.mlp_attention` fills in the argumen
 from __future__ import annotations
 
 import math
-import zlib
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import njit, types
 
+from recgrad.kernels import cached_cfunc
 from recgrad.nn.kernels.simd import (
     LANES,
     LINE,
@@ -285,47 +283,45 @@ def backward_block(a, task, block):  # type: ignore[no-untyped-def]
         backward_span(a, scratch, i, s + t * s_row, g + t * g_row, sums)
 
 
-def _kernels(stamp: int) -> tuple[Any, ...]:
-    """The kernels as C functions of the address of an argument block.
-
-    numba's cache notices changes of the file that a C function is in, and of what it closes over: the
-    stamp, which is here for that alone, speaks for the other files.
-    """
-
-    @cfunc(types.void(types.int64), cache=True, nogil=True)
-    def score(a):  # type: ignore[no-untyped-def]
-        task = draw(a) if stamp >= 0 else 0
-        while task < slot(a, TASKS):
-            for block in range(slot(slot(a, CUTS), task), slot(slot(a, CUTS), task + 1)):
-                forward_block(a, task, block)
-            task = draw(a)
-
-    @cfunc(types.void(types.int64), cache=True, nogil=True)
-    def weigh(a):  # type: ignore[no-untyped-def]
-        task = draw(a) if stamp >= 0 else 0
-        while task < slot(a, TASKS):
-            for row in range(slot(slot(a, ROW_CUTS), task), slot(slot(a, ROW_CUTS), task + 1)):
-                weigh_row(a, row)
-            task = draw(a)
-
-    @cfunc(types.void(types.int64), cache=True, nogil=True)
-    def unweigh(a):  # type: ignore[no-untyped-def]
-        task = draw(a) if stamp >= 0 else 0
-        while task < slot(a, TASKS):
-            for row in range(slot(slot(a, ROW_CUTS), task), slot(slot(a, ROW_CUTS), task + 1)):
-                unweigh_row(a, row)
-            task = draw(a)
-
-    @cfunc(types.void(types.int64), cache=True, nogil=True)
-    def unscore(a):  # type: ignore[no-untyped-def]
-        task = draw(a) if stamp >= 0 else 0
-        while task < slot(a, TASKS):
-            for block in range(slot(slot(a, CUTS), task), slot(slot(a, CUTS), task + 1)):
-                backward_block(a, task, block)
-            task = draw(a)
-
-    return score, weigh, unweigh, unscore
+@cached_cfunc(types.void(types.int64), nogil=True)
+def score(a):  # type: ignore[no-untyped-def]
+    """Scores and values of all positions, block by block."""
+    task = draw(a)
+    while task < slot(a, TASKS):
+        for block in range(slot(slot(a, CUTS), task), slot(slot(a, CUTS), task + 1)):
+            forward_block(a, task, block)
+        task = draw(a)
 
 
-_STAMP = zlib.crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
-SCORE_KERNEL, WEIGH_KERNEL, UNWEIGH_KERNEL, UNSCORE_KERNEL = _kernels(_STAMP)
+@cached_cfunc(types.void(types.int64), nogil=True)
+def weigh(a):  # type: ignore[no-untyped-def]
+    """Softmax of the scores and the sum of weighted positions, row by row."""
+    task = draw(a)
+    while task < slot(a, TASKS):
+        for row in range(slot(slot(a, ROW_CUTS), task), slot(slot(a, ROW_CUTS), task + 1)):
+            weigh_row(a, row)
+        task = draw(a)
+
+
+@cached_cfunc(types.void(types.int64), nogil=True)
+def unweigh(a):  # type: ignore[no-untyped-def]
+    """Gradients of what `weigh` computes."""
+    task = draw(a)
+    while task < slot(a, TASKS):
+        for row in range(slot(slot(a, ROW_CUTS), task), slot(slot(a, ROW_CUTS), task + 1)):
+            unweigh_row(a, row)
+        task = draw(a)
+
+
+@cached_cfunc(types.void(types.int64), nogil=True)
+def unscore(a):  # type: ignore[no-untyped-def]
+    """Gradients of what `score` computes, of weights among them."""
+    task = draw(a)
+    while task < slot(a, TASKS):
+        for block in range(slot(slot(a, CUTS), task), slot(slot(a, CUTS), task + 1)):
+            backward_block(a, task, block)
+        task = draw(a)
+
+
+# C functions of the address of an argument block.
+SCORE_KERNEL, WEIGH_KERNEL, UNWEIGH_KERNEL, UNSCORE_KERNEL = score, weigh, unweigh, unscore

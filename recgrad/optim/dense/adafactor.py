@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recgrad.optim import foreach
 from recgrad.optim.bounds import above, at_least, at_most
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
@@ -75,9 +76,9 @@ class Adafactor(ForeachOptimizer):
     ) -> None:
         """One update."""
         sizes = [max(p.numel(), 1) ** 0.5 for p in params]
-        norms = torch.stack(list(torch._foreach_norm(params))).tolist()
+        norms = torch.stack(list(foreach.norm(params))).tolist()
         if group["weight_decay"]:
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+            foreach.mul_(params, 1 - group["lr"] * group["weight_decay"])
         for p, grad, state, norm, size in zip(params, grads, states, norms, sizes):
             if not p.numel():
                 continue

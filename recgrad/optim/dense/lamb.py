@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recgrad.optim import foreach
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.moments import check_moments, no_moments, update_moments
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
@@ -50,16 +51,16 @@ class Lamb(ForeachOptimizer):
         m, v = update_moments(states, grads, group["betas"])
         # m̂/(√v̂+ε) = m·c/(√v + ε·√(1−β2^t)), with c = √(1−β2^t)/(1−β1^t).
         roots = [(1 - beta2 ** state["step"]) ** 0.5 for state in states]
-        r = torch._foreach_sqrt(v)
-        torch._foreach_add_(r, [group["eps"] * root for root in roots])
-        torch._foreach_reciprocal_(r)
-        torch._foreach_mul_(r, m)
-        torch._foreach_mul_(r, [root / (1 - beta1 ** s["step"]) for root, s in zip(roots, states)])
+        r = foreach.sqrt(v)
+        foreach.add_(r, [group["eps"] * root for root in roots])
+        foreach.reciprocal_(r)
+        foreach.mul_(r, m)
+        foreach.mul_(r, [root / (1 - beta1 ** s["step"]) for root, s in zip(roots, states)])
         if group["weight_decay"]:
-            torch._foreach_add_(r, params, alpha=group["weight_decay"])
-        ratios = trust_ratios(torch._foreach_norm(params), torch._foreach_norm(r))
-        torch._foreach_mul_(r, [-group["lr"] * ratio for ratio in ratios])
-        torch._foreach_add_(params, r)
+            foreach.add_(r, params, alpha=group["weight_decay"])
+        ratios = trust_ratios(foreach.norm(params), foreach.norm(r))
+        foreach.mul_(r, [-group["lr"] * ratio for ratio in ratios])
+        foreach.add_(params, r)
 
 
 def trust_ratios(weights: Any, updates: Any) -> list[float]:

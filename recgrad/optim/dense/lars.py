@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from recgrad.optim import foreach
 from recgrad.optim.bounds import above, at_least, below_one
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
@@ -73,25 +74,25 @@ class Lars(ForeachOptimizer):
         rates = self._local_rates(params, grads, adapted, group)
         buffers = [state["momentum_buffer"] for state in states]
         if any(decays):
-            steps = torch._foreach_mul(params, decays)
-            torch._foreach_add_(steps, grads)
-            torch._foreach_mul_(steps, rates)
+            steps = foreach.mul(params, decays)
+            foreach.add_(steps, grads)
+            foreach.mul_(steps, rates)
         else:
-            steps = torch._foreach_mul(grads, rates)
-        torch._foreach_mul_(buffers, group["momentum"])
-        torch._foreach_add_(buffers, steps)
+            steps = foreach.mul(grads, rates)
+        foreach.mul_(buffers, group["momentum"])
+        foreach.add_(buffers, steps)
         if group["nesterov"]:
-            torch._foreach_add_(steps, buffers, alpha=group["momentum"])
-            torch._foreach_sub_(params, steps)
+            foreach.add_(steps, buffers, alpha=group["momentum"])
+            foreach.sub_(params, steps)
         else:
-            torch._foreach_sub_(params, buffers)
+            foreach.sub_(params, buffers)
 
     @staticmethod
     def _local_rates(
         params: list[Tensor], grads: list[Tensor], adapted: list[bool], group: dict[str, Any]
     ) -> list[float]:
-        w = torch.stack(list(torch._foreach_norm(params)))
-        g = torch.stack(list(torch._foreach_norm(grads)))
+        w = torch.stack(list(foreach.norm(params)))
+        g = torch.stack(list(foreach.norm(grads)))
         trust = group["trust_coefficient"] * w / (g + group["weight_decay"] * w + group["eps"])
         trust = torch.where((w > 0) & (g > 0), trust, 1.0)
         return [group["lr"] * (t if adapt else 1.0) for t, adapt in zip(trust.tolist(), adapted)]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recgrad.optim import foreach
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.moments import check_betas
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
@@ -47,9 +48,9 @@ class Lion(ForeachOptimizer):
         """One update."""
         beta1, beta2 = group["betas"]
         averages = [state["exp_avg"] for state in states]
-        signs = torch._foreach_lerp(averages, grads, 1 - beta1)
-        torch._foreach_sign_(signs)
+        signs = foreach.lerp(averages, grads, 1 - beta1)
+        foreach.sign_(signs)
         if group["weight_decay"]:
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(params, signs, alpha=-group["lr"])
-        torch._foreach_lerp_(averages, grads, 1 - beta2)
+            foreach.mul_(params, 1 - group["lr"] * group["weight_decay"])
+        foreach.add_(params, signs, alpha=-group["lr"])
+        foreach.lerp_(averages, grads, 1 - beta2)

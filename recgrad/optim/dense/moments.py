@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recgrad.optim import foreach
 from recgrad.optim.bounds import at_least, below_one
 
 
@@ -38,9 +39,9 @@ def update_moments(
     beta1, beta2 = betas
     m = [state["exp_avg"] for state in states]
     v = [state["exp_avg_sq"] for state in states]
-    torch._foreach_lerp_(m, grads, 1 - beta1)
-    torch._foreach_mul_(v, beta2)
-    torch._foreach_addcmul_(v, grads, grads, value=1 - beta2)
+    foreach.lerp_(m, grads, 1 - beta1)
+    foreach.mul_(v, beta2)
+    foreach.addcmul_(v, grads, grads, value=1 - beta2)
     for state in states:
         state["step"] += 1
     return m, v
@@ -50,7 +51,7 @@ def decay_weights(params: list[Tensor], grads: list[Tensor], group: dict[str, An
     """The gradients with λw added to them; or as they are, when w −= ηλw is made beside the update."""
     decay = group["weight_decay"]
     if decay and group["decoupled_weight_decay"]:
-        torch._foreach_mul_(params, 1 - group["lr"] * decay)
+        foreach.mul_(params, 1 - group["lr"] * decay)
     elif decay:
-        return list(torch._foreach_add(grads, params, alpha=decay))
+        return list(foreach.add(grads, params, alpha=decay))
     return grads

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from recgrad.optim import foreach
 from recgrad.optim.bounds import below_one, one_of
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
@@ -76,10 +77,10 @@ class Muon(ForeachOptimizer):
     ) -> None:
         """One update."""
         buffers = [state["momentum_buffer"] for state in states]
-        torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
-        directions = torch._foreach_lerp(grads, buffers, group["momentum"]) if group["nesterov"] else buffers
+        foreach.lerp_(buffers, grads, 1 - group["momentum"])
+        directions = foreach.lerp(grads, buffers, group["momentum"]) if group["nesterov"] else buffers
         if group["weight_decay"]:
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+            foreach.mul_(params, 1 - group["lr"] * group["weight_decay"])
         for p, direction in zip(params, directions):
             update = orthogonal(direction, group["ns_steps"])
             p.add_(update, alpha=-group["lr"] * update_scale(p, group["scale"]))

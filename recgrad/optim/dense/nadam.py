@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from recgrad.optim import foreach
 from recgrad.optim.bounds import at_least
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.moments import check_moments, decay_weights, no_moments, update_moments
@@ -73,7 +73,7 @@ class NAdam(ForeachOptimizer):
             roots.append(root)
             of_gradient.append(-group["lr"] * root * (1 - mu) / (1 - state["mu_product"]))
             of_average.append(-group["lr"] * root * mu_next / (1 - state["mu_product"] * mu_next))
-        denominators = list(torch._foreach_sqrt(v))
-        torch._foreach_add_(denominators, [group["eps"] * root for root in roots])
-        torch._foreach_addcdiv_(params, grads, denominators, of_gradient)
-        torch._foreach_addcdiv_(params, m, denominators, of_average)
+        denominators = list(foreach.sqrt(v))
+        foreach.add_(denominators, [group["eps"] * root for root in roots])
+        foreach.addcdiv_(params, grads, denominators, of_gradient)
+        foreach.addcdiv_(params, m, denominators, of_average)

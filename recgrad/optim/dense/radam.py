@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from recgrad.optim import foreach
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.moments import check_moments, decay_weights, no_moments, update_moments
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
@@ -62,17 +62,17 @@ class RAdam(ForeachOptimizer):
         steps = [state["step"] for state in states]
         rectified = [rectification(beta2, step) for step in steps]
         if all(r is None for r in rectified):
-            torch._foreach_add_(params, torch._foreach_mul(m, [-group["lr"] / (1 - beta1**t) for t in steps]))
+            foreach.add_(params, foreach.mul(m, [-group["lr"] / (1 - beta1**t) for t in steps]))
             return
-        denominators = list(torch._foreach_sqrt(v))
-        torch._foreach_add_(denominators, group["eps"])
+        denominators = list(foreach.sqrt(v))
+        foreach.add_(denominators, group["eps"])
         factors = []
         for i, (step, r) in enumerate(zip(steps, rectified)):
             factor = -group["lr"] / (1 - beta1**step)
             if r is None:
                 denominators[i].fill_(1.0)
             factors.append(factor if r is None else factor * r * math.sqrt(1 - beta2**step))
-        torch._foreach_addcdiv_(params, m, denominators, factors)
+        foreach.addcdiv_(params, m, denominators, factors)
 
 
 def rectification(beta2: float, step: int) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from recgrad.optim import foreach
 from recgrad.optim.bounds import at_least, below_one
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.moments import check_moments, no_moments
@@ -107,18 +108,18 @@ class Soap(ForeachOptimizer):
         m = [state["exp_avg"] for state in states]
         v = [state["exp_avg_sq"] for state in states]
         turned = [turn(grad, state) for grad, state in zip(grads, states)]
-        torch._foreach_lerp_(m, turned, 1 - beta1)
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, turned, turned, value=1 - beta2)
+        foreach.lerp_(m, turned, 1 - beta1)
+        foreach.mul_(v, beta2)
+        foreach.addcmul_(v, turned, turned, value=1 - beta2)
         # The count is one behind: the first gradient made no update.
         roots = [(1 - beta2 ** state["step"]) ** 0.5 for state in states]
-        steps = torch._foreach_sqrt(v)
-        torch._foreach_add_(steps, [group["eps"] * root for root in roots])
-        torch._foreach_reciprocal_(steps)
-        torch._foreach_mul_(steps, m)
+        steps = foreach.sqrt(v)
+        foreach.add_(steps, [group["eps"] * root for root in roots])
+        foreach.reciprocal_(steps)
+        foreach.mul_(steps, m)
         factors = [-group["lr"] * root / (1 - beta1 ** s["step"]) for root, s in zip(roots, states)]
         if group["weight_decay"]:
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+            foreach.mul_(params, 1 - group["lr"] * group["weight_decay"])
         for p, step, state, factor in zip(params, steps, states, factors):
             p.add_(turn_back(step, state), alpha=factor)
 

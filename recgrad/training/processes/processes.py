@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -10,12 +11,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from recgrad.errors import RecgradError
 from recgrad.training.processes.device import CPU
 from recgrad.training.processes.environment import Environment
 from recgrad.training.processes.heartbeat import Pulse
+
+_log = logging.getLogger("recgrad.training")
 
 DEFAULT_TIMEOUT_SECS = 600.0
 BUCKET_BYTES = 32 * 2**20
@@ -53,7 +55,7 @@ class Processes:
             raise RecgradError(f"train_config.process_timeout_secs: must be at least 1, got {timeout_secs:g}")
         self.timeout_secs = timeout_secs
         if self.distributed:
-            _set_pg_timeout(timedelta(seconds=timeout_secs))
+            _set_group_timeout(timedelta(seconds=timeout_secs))
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """The sums over ranks, in float64; all ranks get the same bits."""
@@ -150,3 +152,18 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         size += nbytes
     if bucket:
         yield bucket
+
+
+def _set_group_timeout(timeout: timedelta) -> None:
+    """Tell the process group how long to wait; torch has no public way to do so once there is a group."""
+    try:
+        from torch.distributed.distributed_c10d import _set_pg_timeout
+    except ImportError:
+        _log.warning(
+            "train_config.process_timeout_secs: torch %s cannot change the timeout of collectives; they "
+            "wait for %g s",
+            torch.__version__,
+            DEFAULT_TIMEOUT_SECS,
+        )
+        return
+    _set_pg_timeout(timeout)
