@@ -13,10 +13,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from recgrad.check.capabilities import available
 from recgrad.cli.main import main
 from recgrad.config.check.unsupported import KINDS
 from recgrad.config.proto import loss_pb2, metric_pb2, model_pb2, optimizer_pb2
-from recgrad.training.capabilities import available
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from recgrad.check import check_config
 from recgrad.config import load_config
-from recgrad.config.check import check_config
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "moving.md"
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import Descriptor
 
+from recgrad.check import check_config
+from recgrad.check.capabilities import available
 from recgrad.cli.main import main
 from recgrad.config import PipelineConfig, load_config
-from recgrad.config.check import check_config
 from recgrad.config.check.unsupported import KINDS, UNSUPPORTED
 from recgrad.config.proto.data_pb2 import DatasetType
-from recgrad.training.capabilities import available
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]

@@ -314,7 +314,7 @@ def test_an_entry_point_with_a_taken_name_raises(
 
 def test_the_names_read_are_those_that_importing_registers() -> None:
     script = (
-        "from recgrad.training.capabilities import REGISTRIES\n"
+        "from recgrad.check.capabilities import REGISTRIES\n"
         "read = {kind: list(registry) for kind, registry in REGISTRIES.items()}\n"
         "assert REGISTRIES['model']._homes and REGISTRIES['feature']._homes, 'nothing was left to import'\n"
         "for kind, registry in REGISTRIES.items():\n"

@@ -12,8 +12,9 @@ import torch
 
 from recgrad.config import PipelineConfig
 from recgrad.data.batch import Batch
+from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
-from recgrad.training.assembly import Training, build_training, features_of
+from recgrad.training.assembly import Training, build_training
 from recgrad.training.processes import Processes
 from recgrad.training.runtime import seed_everything, use_all_cores
 from recgrad.training.signals import StopRequest

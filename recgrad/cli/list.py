@@ -76,7 +76,7 @@ class List(Command):
 
 def list_kind(kind: str) -> Iterator[Listed]:
     """The components of one kind, with the parameters that the schema gives them."""
-    from recgrad.training.capabilities import CUSTOM, REGISTRIES
+    from recgrad.check.capabilities import CUSTOM, REGISTRIES
 
     messages = _schema_messages(kind)
     for name, component in REGISTRIES[kind].items():
@@ -136,6 +136,8 @@ def _parameters(message: Descriptor | None) -> Iterator[str]:
             default = field.default_value
             if field.enum_type is not None:
                 default = field.enum_type.values_by_number[default].name
+            if field.name == "fused":
+                default = True  # a kernel that the config says nothing of is taken wherever it is right
             yield f"{field.name}={_short(default)}"
         else:
             yield field.name

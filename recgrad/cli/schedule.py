@@ -67,9 +67,9 @@ class ScheduleCommand(Command):
 
 def count_updates(config: PipelineConfig) -> int | None:
     """Updates in an epoch by the number of rows in the training files; None when they are not there."""
+    from recgrad.data.features.build import features_of
     from recgrad.data.loader import build_loader
     from recgrad.errors import RecgradError
-    from recgrad.training.assembly import features_of
 
     try:
         loader = build_loader(config, config.train_input_path, features=features_of(config), training=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from recgrad.config.check import Report, check_config
+from importlib import import_module
+from typing import Any
+
+from recgrad.config.check import Report, check_rules
 from recgrad.config.edit import edit_config
 from recgrad.config.legacy import LegacyWarning
 from recgrad.config.load import LoadedConfig, load_config, load_with_locations, save_config
@@ -16,7 +19,7 @@ __all__ = [
     "Locations",
     "PipelineConfig",
     "Report",
-    "check_config",
+    "check_rules",
     "chosen",
     "edit_config",
     "load_config",
@@ -25,3 +28,10 @@ __all__ = [
     "struct_to_dict",
     "to_kwargs",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "check_config":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # The whole check builds models, so it lives above them; users import it from here as well.
+    return import_module("recgrad.check").check_config

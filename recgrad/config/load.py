@@ -15,7 +15,8 @@ from google.protobuf import text_format
 from recgrad.config.fill import fill
 from recgrad.config.json_source import MAX_PROBLEMS, parse_json
 from recgrad.config.legacy import LegacyWarning, replace_fg_encoded
-from recgrad.config.locations import Locations
+from recgrad.config.locations import Locations, RepeatedWarning
+from recgrad.config.names import take_environment
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.config.text_source import parse_text
 from recgrad.errors import ConfigError, Problem, nearest
@@ -33,19 +34,26 @@ class LoadedConfig(NamedTuple):
     locations: Locations
     warnings: tuple[str, ...] = ()
 
+    def warn(self, stacklevel: int) -> None:
+        """Issue the warnings: fields that have been replaced, and values that were set twice."""
+        for warning in self.warnings:
+            warnings.warn(warning, LegacyWarning, stacklevel=stacklevel)
+        for warning in self.locations.repeated:
+            warnings.warn(warning, RepeatedWarning, stacklevel=stacklevel)
+
 
 def load_config(source: Source) -> PipelineConfig:
     """The config that a file, a dict or a message holds.
 
     A file holds protobuf text format or JSON, told apart by content. A message is copied.
-    Replaced fields are brought up to date, with a LegacyWarning.
+    Replaced fields are brought up to date, with a LegacyWarning. Of a value that is set twice the
+    last counts, with a RepeatedWarning.
 
     Raises:
         ConfigError: the file cannot be read, or does not follow the schema.
     """
     loaded = load_with_locations(source)
-    for warning in loaded.warnings:
-        warnings.warn(warning, LegacyWarning, stacklevel=2)
+    loaded.warn(stacklevel=3)
     return loaded.message
 
 
@@ -63,6 +71,7 @@ def load_with_locations(source: Source) -> LoadedConfig:
         raise ConfigError(
             f"a config is a path, a dict or a PipelineConfig message, not {type(source).__name__}"
         )
+    take_environment(config)
     warning = replace_fg_encoded(config, locations)
     return LoadedConfig(config, locations, () if warning is None else (warning,))
 

@@ -6,6 +6,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
+REPEATED = "is set twice; the last one counts"
+
+
+class RepeatedWarning(UserWarning):
+    """A config sets one value twice; the last one counts, as protobuf has it."""
+
 
 class Locations:
     """Lines of a config's fields.
@@ -17,6 +23,9 @@ class Locations:
         source: what errors call the file.
         text: the file's text.
         find_offsets: says where each field begins in the text; asked on first use.
+
+    Attributes:
+        repeated: a warning for each value that the file sets more than once.
     """
 
     def __init__(
@@ -27,6 +36,7 @@ class Locations:
         self._text = text
         self._newlines: list[int] | None = None
         self._forgotten: set[str] = set()
+        self.repeated: list[str] = []
 
     def line(self, path: str) -> int | None:
         """The line of a field, from 1, or None when it does not come from the file."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from recgrad.config.proto.loss_pb2 import LossConfig
 from recgrad.config.proto.metric_pb2 import MetricConfig, TrainMetricConfig
+from recgrad.errors import ConfigError
 from recgrad.losses.weighting import TaskWeighting
 
 
@@ -46,3 +48,15 @@ class TaskSpec:
     def logits(self) -> str:
         """The key of its logits in a model's output."""
         return f"logits{self.suffix}"
+
+
+def loss_names(spec: TaskSpec, losses: Iterable[Any]) -> list[str]:
+    """What the log calls the losses of a task: their config names, the user's own by their class."""
+    names: list[str] = []
+    for loss in losses:
+        own = loss.config_name == "custom_loss"
+        name = f"{type(loss).__name__ if own else loss.config_name}{spec.suffix}"
+        if name in names:
+            raise ConfigError(f"model_config: loss '{name}' is configured twice; keep one")
+        names.append(name)
+    return names

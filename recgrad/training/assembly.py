@@ -10,12 +10,13 @@ from typing import Any
 
 from recgrad.config import PipelineConfig, to_kwargs
 from recgrad.data.features.base import Feature
-from recgrad.data.features.build import build_features
+from recgrad.data.features.build import features_of
 from recgrad.data.loader import Loader, build_loader
 from recgrad.embedding.build import build_sparse_optimizer
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import RecgradError
 from recgrad.models.build import build_model
+from recgrad.models.table_kernels import kernels_of_tables
 from recgrad.optim.averaging import ReestimatedBatchNorm
 from recgrad.optim.clipping import reduce_over_processes
 from recgrad.optim.from_config import build_updater
@@ -30,7 +31,6 @@ from recgrad.training.hooks.events import EventLog
 from recgrad.training.hooks.log import Log, Sink
 from recgrad.training.hooks.profile import ProfileSteps
 from recgrad.training.hooks.tensorboard import TensorBoard
-from recgrad.training.kernels import kernels_of_tables
 from recgrad.training.processes import Processes
 from recgrad.training.synchronize import Averager
 from recgrad.training.task import Task
@@ -57,14 +57,6 @@ class Training:
     evaluate_ema: bool = True
     processes: Processes = field(default_factory=Processes)
     batch_norm: ReestimatedBatchNorm = field(default_factory=ReestimatedBatchNorm)
-
-
-def features_of(config: PipelineConfig) -> list[Feature]:
-    """The encoders of all features of a config."""
-    data = to_kwargs(config.data_config)
-    return build_features(
-        config.feature_configs, fg_mode=data["fg_mode"], multival_sep=data["fg_encoded_multival_sep"]
-    )
 
 
 def build_task(config: PipelineConfig, features: Sequence[Feature], engine: Any = None) -> Task:

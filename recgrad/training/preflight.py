@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from recgrad.config import LegacyWarning, PipelineConfig, edit_config, load_with_locations
-from recgrad.config.check import Report, check_config
+from recgrad.check import Report, check_config
+from recgrad.config import PipelineConfig, edit_config, load_with_locations
 from recgrad.config.locations import Locations
 from recgrad.data.check import check_data
+from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
 from recgrad.errors import ConfigError, Problem, RecgradError
-from recgrad.training.assembly import features_of
-from recgrad.training.capabilities import available
-from recgrad.training.kernels import check_tables, has_constraints
 
 ConfigSource = str | Path | Mapping[str, Any] | PipelineConfig
 
@@ -43,7 +40,7 @@ def prepare_config(
     if fine_tune_checkpoint is not None:
         config.train_config.fine_tune_checkpoint = fine_tune_checkpoint
         locations.forget("train_config.fine_tune_checkpoint")
-    return config, _check(config, locations, ranks)
+    return config, check_config(config, locations=locations, ranks=ranks, files=True)
 
 
 def check_everything(
@@ -60,7 +57,7 @@ def check_everything(
         edit_config_json,
         {"train_input_path": train_input_path, "eval_input_path": eval_input_path},
     )
-    report = _check(config, locations)
+    report = check_config(config, locations=locations, files=sample_rows > 0)
     if not sample_rows or report.problems:
         return report
     try:
@@ -76,8 +73,7 @@ def _effective(
 ) -> tuple[PipelineConfig, Locations]:
     """The config with all that the command line changes, and the lines of its fields."""
     loaded = load_with_locations(source)
-    for warning in loaded.warnings:
-        warnings.warn(warning, LegacyWarning, stacklevel=3)
+    loaded.warn(stacklevel=4)
     config = loaded.message
     if edits:
         config = edit_config(config, edits, locations=loaded.locations)
@@ -88,18 +84,6 @@ def _effective(
     return config, loaded.locations
 
 
-def _check(config: PipelineConfig, locations: Locations, ranks: int | None = None) -> Report:
-    """What is wrong with a config by itself, on whatever it will run; constraints only where they count."""
-    report = check_config(config, locations=locations, available=available(), ranks=ranks)
-    if report.problems or ranks == 0 or not has_constraints(config):
-        return report
-    try:
-        check_tables(config, features_of(config))
-    except ConfigError as error:
-        return Report(_located(error.problems, locations), report.hints)
-    return report
-
-
 def _check_with_data(config: PipelineConfig, locations: Locations, sample_rows: int) -> Report:
     """What the data show: bad columns and rows, and hints that depend on their number."""
     features = features_of(config)
@@ -108,7 +92,7 @@ def _check_with_data(config: PipelineConfig, locations: Locations, sample_rows: 
     if not problems:
         loader = build_loader(config, config.train_input_path, features=features, training=True)
         rows = loader.num_rows
-    report = check_config(config, locations=locations, available=available(), rows=rows)
+    report = check_config(config, locations=locations, rows=rows)
     return Report([*report.problems, *_located(problems, locations)], report.hints)
 
 

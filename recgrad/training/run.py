@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from recgrad.config import PipelineConfig, save_config
+from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
 from recgrad.errors import RecgradError
 from recgrad.training.assembly import (
@@ -21,7 +22,6 @@ from recgrad.training.assembly import (
     build_hooks,
     build_task,
     build_training,
-    features_of,
     run_length,
     uses_ema,
 )

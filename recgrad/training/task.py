@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,16 +12,17 @@ from torch import Tensor, nn
 from recgrad.config.messages import chosen, struct_to_dict, to_kwargs
 from recgrad.config.proto.loss_pb2 import LossConfig
 from recgrad.data.batch import Batch
-from recgrad.errors import ConfigError
+from recgrad.errors import ConfigError, DataError
 from recgrad.losses import Loss, build_loss
 from recgrad.losses.pareto import pareto_weights
 from recgrad.losses.weighting import normalize_weights
 from recgrad.metrics import build_metric, build_train_metric
 from recgrad.metrics.base import Metric
 from recgrad.models.base import Model
-from recgrad.models.tasks import TaskSpec
+from recgrad.models.tasks import TaskSpec, loss_names
 
 Outputs = Mapping[str, Tensor]
+_ONE_VALUE = "Expected more than 1 value per channel"  # what torch's BatchNorm says of one row
 
 
 class Task(nn.Module):
@@ -42,7 +43,15 @@ class Task(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The model's outputs."""
-        outputs: dict[str, Tensor] = self.model(batch)
+        try:
+            outputs: dict[str, Tensor] = self.model(batch)
+        except ValueError as error:
+            if batch.size == 1 and str(error).startswith(_ONE_VALUE):
+                raise DataError(
+                    "data: a training batch has one row, and BatchNorm (use_bn, Dice) cannot train on one; "
+                    "give the data more rows, or raise data_config.batch_size or batch_cost_size"
+                ) from error
+            raise
         return outputs
 
     def losses(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
@@ -124,7 +133,7 @@ class Head(nn.Module):
             # A model of one task takes the first sample-weight field of the data.
             self.weighting = replace(self.weighting, sample_weight_name=sample_weight_fields[0])
         self.loss_terms = nn.ModuleList(build_loss(config) for config in spec.losses)
-        self._loss_names = _loss_names(spec, self.loss_terms)
+        self._loss_names = loss_names(spec, self.loss_terms)
         self._sessions = [_session_name(config) for config in spec.losses]
         self.metrics = _named(spec, [build_metric(m, num_class=spec.num_class) for m in spec.metrics])
         self.train_metrics = _named(
@@ -190,18 +199,6 @@ def _session_name(config: LossConfig) -> str | None:
     name, message = choice
     source = struct_to_dict(message.params) if name == "custom_loss" else to_kwargs(message)
     return source.get("session_name")
-
-
-def _loss_names(spec: TaskSpec, losses: Iterable[nn.Module]) -> list[str]:
-    """What the log calls the losses of a task: their config names, the user's own by their class."""
-    names: list[str] = []
-    for loss in losses:
-        own = loss.config_name == "custom_loss"
-        name = f"{type(loss).__name__ if own else loss.config_name}{spec.suffix}"
-        if name in names:
-            raise ConfigError(f"model_config: loss '{name}' is configured twice; keep one")
-        names.append(name)
-    return names
 
 
 def _named(spec: TaskSpec, metrics: Sequence[Metric]) -> dict[str, Metric]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from recgrad.cli.command import COMMANDS
+from recgrad.cli.list import list_kind
 from recgrad.cli.main import main, with_dashes
 
 
@@ -118,3 +119,9 @@ def test_list_shows_the_place_of_ones_own(kind: str, name: str, capsys: pytest.C
     shown = capsys.readouterr().out
     assert "import path" in shown
     assert "class_path" in shown
+
+
+@pytest.mark.parametrize("name", ["sgd_optimizer", "adagrad_optimizer", "adam_optimizer", "adamw_optimizer"])
+def test_a_fused_kernel_that_nothing_is_said_of_is_taken(name: str) -> None:
+    (listed,) = [entry for entry in list_kind("dense_optimizer") if entry.name == name]
+    assert "fused=True" in listed.parameters

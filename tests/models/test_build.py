@@ -10,12 +10,12 @@ import pytest
 import torch
 from google.protobuf import text_format
 
-from recgrad.config import PipelineConfig, check_config
+from recgrad.check.capabilities import available
+from recgrad.config import PipelineConfig, check_rules
 from recgrad.config.proto.model_pb2 import ModelConfig
 from recgrad.errors import ConfigError, RecgradError
 from recgrad.losses import build_loss
 from recgrad.losses.weighting import TaskWeighting
-from recgrad.training.capabilities import available
 
 
 def chain(*widths):
@@ -293,7 +293,7 @@ dbmtl  | dbmtl { TOWER 'x' losses { l2_loss {} } } } | label_name: is required
 
 
 def check(config):
-    report = check_config(PipelineConfig(model_config=config), available=available())
+    report = check_rules(PipelineConfig(model_config=config), available=available())
     return "\n".join(str(problem) for problem in report.problems)
 
 
@@ -310,7 +310,7 @@ def test_what_is_taken_for_granted_has_been_checked(case, config_of):
 
 
 def test_a_model_with_groups_and_towers_is_taken_for_granted(config_of):
-    assert "model_config: is missing" in str(check_config(PipelineConfig()).problems[2])
+    assert "model_config: is missing" in str(check_rules(PipelineConfig()).problems[2])
     assert "model_config: names no model" in check(ModelConfig())
     config = config_of("ple")
     del config.ple.task_towers[:], config.feature_groups[:]

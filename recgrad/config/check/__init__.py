@@ -1,4 +1,8 @@
-"""Checking a config before any data is read: every problem at once, and hints."""
+"""The rules of a config: what its text alone shows, every problem at once, and hints.
+
+`recgrad.check.check_config` is the whole check: these rules with what this build has, and then a build
+of all that a run would build.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ from recgrad.config.check.report import Report
 from recgrad.config.locations import Locations
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 
-__all__ = ["Report", "check_config"]
+__all__ = ["Report", "check_rules"]
 
 
-def check_config(
+def check_rules(
     config: PipelineConfig,
     *,
     locations: Locations | None = None,
@@ -20,7 +24,7 @@ def check_config(
     ranks: int | None = None,
     cpu_flags: Collection[str] | None = None,
 ) -> Report:
-    """Every problem of a config, and hints on what is unusual in it.
+    """Every problem that the rules find in a config, and hints on what is unusual in it.
 
     Args:
         config: the config, as load_config gives it; not changed.

@@ -39,12 +39,17 @@ class PipelineConfig(message.Message):
     DATA_CONFIG_FIELD_NUMBER: builtins.int
     FEATURE_CONFIGS_FIELD_NUMBER: builtins.int
     MODEL_CONFIG_FIELD_NUMBER: builtins.int
+    RTP_NAMES_FIELD_NUMBER: builtins.int
     train_input_path: builtins.str
     """Files or tables, several between commas; patterns such as *.parquet."""
     eval_input_path: builtins.str
     """Empty for no evaluation."""
     model_dir: builtins.str
     """Where checkpoints, logs and the config are written."""
+    rtp_names: builtins.bool
+    """Ours: members of a sequence_feature and their columns are named sequence_member, with one underscore instead of
+    two. The environment variable USE_RTP=1 sets it where the config does not.
+    """
     @builtins.property
     def train_config(self) -> train_pb2.TrainConfig: ...
     @builtins.property
@@ -69,9 +74,10 @@ class PipelineConfig(message.Message):
         data_config: data_pb2.DataConfig | None = ...,
         feature_configs: abc.Iterable[feature_pb2.FeatureConfig] | None = ...,
         model_config: model_pb2.ModelConfig | None = ...,
+        rtp_names: builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["data_config", b"data_config", "eval_config", b"eval_config", "eval_input_path", b"eval_input_path", "export_config", b"export_config", "model_config", b"model_config", "model_dir", b"model_dir", "train_config", b"train_config", "train_input_path", b"train_input_path"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["data_config", b"data_config", "eval_config", b"eval_config", "eval_input_path", b"eval_input_path", "export_config", b"export_config", "model_config", b"model_config", "model_dir", b"model_dir", "rtp_names", b"rtp_names", "train_config", b"train_config", "train_input_path", b"train_input_path"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["data_config", b"data_config", "eval_config", b"eval_config", "eval_input_path", b"eval_input_path", "export_config", b"export_config", "feature_configs", b"feature_configs", "model_config", b"model_config", "model_dir", b"model_dir", "train_config", b"train_config", "train_input_path", b"train_input_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["data_config", b"data_config", "eval_config", b"eval_config", "eval_input_path", b"eval_input_path", "export_config", b"export_config", "feature_configs", b"feature_configs", "model_config", b"model_config", "model_dir", b"model_dir", "rtp_names", b"rtp_names", "train_config", b"train_config", "train_input_path", b"train_input_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

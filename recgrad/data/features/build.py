@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from recgrad.config.messages import chosen
+from recgrad.config.messages import chosen, to_kwargs
+from recgrad.config.names import joiner_of
+from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data.features.base import MODES, Feature, SequenceSetting, Setting
 from recgrad.data.features.registry import FEATURES
 from recgrad.errors import ConfigError, Problem
 from recgrad.registry import UnknownNameError
 
 
-def build_features(feature_configs: Sequence[Any], *, fg_mode: str, multival_sep: str) -> list[Feature]:
+def features_of(config: PipelineConfig) -> list[Feature]:
+    """The encoders of all features of a config."""
+    data = to_kwargs(config.data_config)
+    return build_features(
+        config.feature_configs,
+        fg_mode=data["fg_mode"],
+        multival_sep=data["fg_encoded_multival_sep"],
+        joiner=joiner_of(config),
+    )
+
+
+def build_features(
+    feature_configs: Sequence[Any], *, fg_mode: str, multival_sep: str, joiner: str = "__"
+) -> list[Feature]:
     """The features of a config, in its order, groups taken apart.
 
     Features with stub_type are left out; those that read them carry them along.
@@ -21,6 +37,7 @@ def build_features(feature_configs: Sequence[Any], *, fg_mode: str, multival_sep
         feature_configs: FeatureConfig messages.
         fg_mode: "FG_NONE", "FG_NORMAL", "FG_DAG" or "FG_BUCKETIZE".
         multival_sep: what separates values of a text when columns are already encoded.
+        joiner: what stands between the names of a sequence_feature and of its member.
     """
     if fg_mode not in MODES:
         raise ConfigError(
@@ -28,6 +45,7 @@ def build_features(feature_configs: Sequence[Any], *, fg_mode: str, multival_sep
         )
     if not multival_sep:
         raise ConfigError([Problem("data_config.fg_encoded_multival_sep", "must not be empty")])
+    common = Setting(fg_mode, multival_sep, joiner=joiner)
     problems: list[Problem] = []
     features: list[Feature] = []
     for i, message in enumerate(feature_configs):
@@ -37,7 +55,7 @@ def build_features(feature_configs: Sequence[Any], *, fg_mode: str, multival_sep
             continue
         where = f"feature_configs[{i}].{kind[0]} '{_name(kind[1])}'"
         try:
-            features.extend(FEATURES[kind[0]].build(kind[1], _setting(*kind, fg_mode, multival_sep)))
+            features.extend(FEATURES[kind[0]].build(kind[1], _setting(*kind, common)))
         except (ValueError, UnknownNameError) as error:
             problems.append(Problem(where, str(error)))
     problems.extend(_link(features))
@@ -67,12 +85,12 @@ def _name(message: Any) -> str:
     return str(getattr(message, "feature_name", "") or getattr(message, "sequence_name", ""))
 
 
-def _setting(kind: str, message: Any, mode: str, multival_sep: str) -> Setting:
+def _setting(kind: str, message: Any, setting: Setting) -> Setting:
     if not kind.startswith("sequence_") or kind == "sequence_feature":
-        return Setting(mode, multival_sep)
+        return setting
     if not message.sequence_delim:
         raise ValueError("sequence_delim must not be empty")
-    return Setting(mode, multival_sep, SequenceSetting(None, message.sequence_length, message.sequence_delim))
+    return replace(setting, sequence=SequenceSetting(None, message.sequence_length, message.sequence_delim))
 
 
 def _link(features: list[Feature]) -> list[Problem]:

@@ -74,6 +74,26 @@ class NegativeSampler(Sampler):
         self._mask_probability = mask_probability
 
     @classmethod
+    def check(cls, config: Any, features: Sequence[Feature]) -> None:
+        """Refuse settings without meaning, and attributes that no feature reads."""
+        problems = []
+        where = "data_config.negative_sampler"
+        if config.num_sample < 1:
+            problems.append(Problem(f"{where}.num_sample", f"must be at least 1, got {config.num_sample}"))
+        if len(set(config.attr_fields)) != len(config.attr_fields):
+            problems.append(Problem(f"{where}.attr_fields", "an attribute is named twice; keep one"))
+        if not config.attr_delimiter:
+            problems.append(Problem(f"{where}.attr_delimiter", "must not be empty"))
+        if config.field_delimiter and len(config.field_delimiter.encode()) != 1:
+            problems.append(
+                Problem(f"{where}.field_delimiter", f"must be one character, got {config.field_delimiter!r}")
+            )
+        if not any(_reads_only(feature, config.attr_fields) for feature in features):
+            problems.append(Problem(f"{where}.attr_fields", "no feature reads these attributes alone"))
+        if problems:
+            raise ConfigError(problems)
+
+    @classmethod
     def build(
         cls,
         config: Any,
@@ -86,7 +106,7 @@ class NegativeSampler(Sampler):
     ) -> NegativeSampler:
         """The sampler of a NegativeSampler message; num_eval_sample counts in evaluation when it is set."""
         attributes = tuple(config.attr_fields)
-        _check(config, features)
+        cls.check(config, features)
         source = TableSource(
             path=config.input_path,
             attributes=attributes,
@@ -169,22 +189,3 @@ def _among(keys: npt.NDArray[np.int64], own: npt.NDArray[np.int64]) -> npt.NDArr
 
 def _reads_only(feature: Feature, attributes: Sequence[str]) -> bool:
     return bool(feature.columns) and set(feature.columns) <= set(attributes)
-
-
-def _check(config: Any, features: Sequence[Feature]) -> None:
-    problems = []
-    where = "data_config.negative_sampler"
-    if config.num_sample < 1:
-        problems.append(Problem(f"{where}.num_sample", f"must be at least 1, got {config.num_sample}"))
-    if len(set(config.attr_fields)) != len(config.attr_fields):
-        problems.append(Problem(f"{where}.attr_fields", "an attribute is named twice; keep one"))
-    if not config.attr_delimiter:
-        problems.append(Problem(f"{where}.attr_delimiter", "must not be empty"))
-    if config.field_delimiter and len(config.field_delimiter.encode()) != 1:
-        problems.append(
-            Problem(f"{where}.field_delimiter", f"must be one character, got {config.field_delimiter!r}")
-        )
-    if not any(_reads_only(feature, config.attr_fields) for feature in features):
-        problems.append(Problem(f"{where}.attr_fields", "no feature reads these attributes alone"))
-    if problems:
-        raise ConfigError(problems)

@@ -25,6 +25,11 @@ class Sampler(ABC):
 
     @classmethod
     @abstractmethod
+    def check(cls, config: Any, features: Sequence[Feature]) -> None:
+        """Refuse what needs no data to be refused, with ConfigError."""
+
+    @classmethod
+    @abstractmethod
     def build(
         cls,
         config: Any,

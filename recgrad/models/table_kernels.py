@@ -8,11 +8,10 @@ from typing import Any
 
 from recgrad.config import PipelineConfig
 from recgrad.config.messages import chosen
-from recgrad.data.features.base import Feature
+from recgrad.config.names import joiner_of
 from recgrad.embedding.build import optimizers_by_table
 from recgrad.embedding.sharded.choice import KernelChoice, choose_kernels
 from recgrad.embedding.spec import LookupSpec, TableSpec
-from recgrad.models.build import build_model
 
 _FIELDS = ("sharding_types", "compute_kernels")
 _GLOBAL = "train_config.global_embedding_constraints"
@@ -51,25 +50,6 @@ def kernels_of_tables(
     return choose_kernels(specs, optimizers, devices=devices, paths=_paths(config, tables, lookups))
 
 
-def check_tables(config: PipelineConfig, features: Sequence[Feature]) -> None:
-    """Refuse what no device has.
-
-    Raises:
-        ConfigError: what the config allows for a table cannot be had anywhere.
-    """
-
-    def engine(tables: Sequence[TableSpec], lookups: Sequence[LookupSpec], **_: Any) -> None:
-        kernels_of_tables(config, tables, lookups)
-
-    # A model alone knows which tables it needs; it is not used beyond that.
-    build_model(
-        config.model_config,
-        [feature.spec for feature in features],
-        label_fields=list(config.data_config.label_fields),
-        engine=engine,
-    )
-
-
 def _paths(
     config: PipelineConfig, tables: Sequence[TableSpec], lookups: Sequence[LookupSpec]
 ) -> Mapping[tuple[str, str], str]:
@@ -94,7 +74,7 @@ def _features(config: PipelineConfig) -> Iterator[tuple[str, str, Any]]:
             continue
         for j, member in enumerate(message.features):
             kind, inner = _chosen(member)
-            name = f"{message.sequence_name}__{inner.feature_name}"
+            name = f"{message.sequence_name}{joiner_of(config)}{inner.feature_name}"
             yield from _with_constraints(name, f"{path}.features[{j}].{kind}", inner)
 
 

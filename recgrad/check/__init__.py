@@ -1,0 +1,56 @@
+"""What is wrong with a config: the rules of its text, and what this build makes of it.
+
+`check_config` is the one entry: `recgrad check`, every run and Python users go through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from recgrad.config.check import Report, check_rules
+from recgrad.config.locations import Locations
+from recgrad.config.proto.pipeline_pb2 import PipelineConfig
+from recgrad.errors import Problem
+
+__all__ = ["Report", "check_config"]
+
+
+def check_config(
+    config: PipelineConfig,
+    *,
+    locations: Locations | None = None,
+    rows: int | None = None,
+    ranks: int | None = None,
+    cpu_flags: Collection[str] | None = None,
+    files: bool = False,
+) -> Report:
+    """Every problem of a config, and hints on what is unusual in it.
+
+    When the rules find nothing, all that a run would build is built, without memory for weights and rows:
+    feature encoders, the model, optimizers, schedules, losses and metrics.
+    Classes that the config names by class_path are imported for that. Random state is left as it was.
+
+    Args:
+        config: the config, as load_config gives it; not changed.
+        locations: the lines of its fields, for the errors.
+        rows: rows of the training data, when known, for hints.
+        ranks: processes that a launcher has started, when known; 0 for a process without one.
+        cpu_flags: what the CPU can do, as /proc/cpuinfo says it; read from there when None.
+        files: a vocabulary file that is not here is a problem, not a hint.
+    """
+    # They import every kind of component; a config can be loaded and edited without.
+    from recgrad.check.build import build_all
+    from recgrad.check.capabilities import available
+
+    locations = locations or Locations()
+    report = check_rules(
+        config, locations=locations, available=available(), rows=rows, ranks=ranks, cpu_flags=cpu_flags
+    )
+    if report.problems:
+        return report
+    built = build_all(config, ranks, files=files)
+    problems, hints = (
+        tuple(Problem(locations.where(found.where), found.what) for found in some)
+        for some in (built.problems, built.hints)
+    )
+    return Report(problems, (*report.hints, *hints))

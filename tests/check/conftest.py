@@ -1,0 +1,49 @@
+"""Whole configs around the small models of tests/models/configs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+
+from recgrad.config import PipelineConfig
+
+MODELS = Path(__file__).parents[1] / "models" / "configs"
+_REST = """
+train_input_path: "train.parquet" eval_input_path: "" model_dir: "out"
+train_config {
+  num_epochs: 1
+  sparse_optimizer { adagrad_optimizer { lr: 0.05 } constant_learning_rate {} }
+  dense_optimizer { adam_optimizer { lr: 0.001 } constant_learning_rate {} }
+}
+data_config { dataset_type: ParquetDataset fg_mode: FG_DAG batch_size: 64 label_fields: ["click", "buy"] }
+feature_configs { id_feature { feature_name: "a" expression: "user:a" num_buckets: 20 embedding_dim: 4 } }
+feature_configs { id_feature { feature_name: "b" expression: "item:b" hash_bucket_size: 9 embedding_dim: 4 } }
+feature_configs { id_feature { feature_name: "c" expression: "item:c" vocab_list: ["u"] embedding_dim: 4 } }
+feature_configs { raw_feature { feature_name: "x" expression: "user:x" normalizer: "method=log10" } }
+feature_configs { raw_feature { feature_name: "y" expression: "item:y" value_dim: 2 } }
+feature_configs {
+  sequence_feature {
+    sequence_name: "h" sequence_length: 5 sequence_delim: "|"
+    features { id_feature { feature_name: "item" expression: "item:item" num_buckets: 9 embedding_dim: 4 } }
+    features { raw_feature { feature_name: "price" expression: "item:price" } }
+  }
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def whole() -> Callable[[str], PipelineConfig]:
+    """The config of a model by name, with features and training."""
+
+    def load(name: str) -> PipelineConfig:
+        config = PipelineConfig()
+        text_format.Parse(_REST, config)
+        text_format.Parse((MODELS / f"{name}.config").read_text(), config.model_config)
+        if name == "dbmtl":  # a tower of this one builds on the one behind it
+            config.model_config.dbmtl.task_towers.reverse()
+        return config
+
+    return load
