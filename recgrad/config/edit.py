@@ -40,15 +40,15 @@ def edit_config(
     Raises:
         ConfigError: paths that match nothing and values that do not fit, all at once.
     """
-    edits = _as_mapping(edits)
-    if len(edits) > MAX_EDITS:
-        raise ConfigError(f"edits: {len(edits)} paths are more than {MAX_EDITS}; edit the file instead")
+    pairs = _pairs(_as_mapping(edits))
+    if len(pairs) > MAX_EDITS:
+        raise ConfigError(f"edits: {len(pairs)} paths are more than {MAX_EDITS}; edit the file instead")
     edited = PipelineConfig()
     edited.CopyFrom(config)
     replace_fg_encoded(edited, Locations())
     editor = _Editor(edited)
     problems: list[Problem] = []
-    for path, value in _pairs(edits):
+    for path, value in pairs:
         try:
             editor.edit(path, value)
         except (EditError, PathError) as error:

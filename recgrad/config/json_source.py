@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
 
 from recgrad.config.fill import field_named, fill, is_map, join
-from recgrad.config.locations import Locations
+from recgrad.config.locations import REPEATED, Locations
 from recgrad.config.values import MessageType, show
 from recgrad.errors import ConfigError, Problem
 
@@ -30,10 +31,12 @@ def parse_json(text: str, message: Message, source: str) -> Locations:
     Raises:
         ConfigError: syntax, unknown names and unfit values, with their lines.
     """
-    tree = load_json(text, source)
+    repeated: list[str] = []
+    tree = load_json(text, source, repeated)
     if not isinstance(tree, dict):
         raise ConfigError([Problem(source, f"a config is a JSON object, not {show(tree)}")])
     locations = Locations(source, text, _Scanner(text, message.DESCRIPTOR).run)
+    locations.repeated += [f"{source}: key {show(key)} {REPEATED}" for key in repeated[:MAX_PROBLEMS]]
     problems: list[Problem] = []
 
     def report(path: str, what: str) -> None:
@@ -46,14 +49,17 @@ def parse_json(text: str, message: Message, source: str) -> Locations:
     return locations
 
 
-def load_json(text: str, source: str) -> Any:
+def load_json(text: str, source: str, repeated: list[str] | None = None) -> Any:
     """The value that JSON text stands for.
+
+    Keys of numbers and texts that an object holds twice are added to `repeated`, and the last one counts;
+    without such a list they are an error.
 
     Raises:
         ConfigError: not JSON, a key twice in one object, or nested too deep.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_int=_parse_int)
+        return json.loads(text, object_pairs_hook=partial(_unique, repeated=repeated), parse_int=_parse_int)
     except json.JSONDecodeError as error:
         locations = Locations(source, text)
         what = f"{error.msg}\n{locations.excerpt(error.pos)}"
@@ -66,14 +72,18 @@ def load_json(text: str, source: str) -> Any:
         raise ConfigError([Problem(source, f"cannot read this JSON: {str(error)[:200]}")]) from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Any]], repeated: list[str] | None) -> dict[str, Any]:
     tree = dict(pairs)
-    if len(tree) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
+    if len(tree) == len(pairs):
+        return tree
+    seen: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in seen:
+            structured = any(isinstance(one, (dict, list)) for one in (value, seen[key]))
+            if repeated is None or structured:
                 raise _DuplicateKeyError(f"key {show(key)} is given twice in one JSON object; keep one")
-            seen.add(key)
+            repeated.append(key)
+        seen[key] = value
     return tree
 
 
@@ -130,7 +140,7 @@ class _Scanner:
         name = match.group("string")
         field = field_named(described, name)
         path = join(path, name if field is None else field.name)
-        self.offsets.setdefault(path, match.start())
+        self.offsets[path] = match.start()  # of a key that stands twice the last counts
         if field is None or field.message_type is None or is_map(field):
             return None, path
         return field.message_type, path

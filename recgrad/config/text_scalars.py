@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from recgrad.config.values import Field, UnfitError, real, type_name, wanted, whole
+from recgrad.config.values import Field, UnfitError, is_member, real, type_name, wanted, whole
 
 _ESCAPE = re.compile(
     r"\\(?:(?P<plain>[abfnrtv\\'\"?])|x(?P<hex>[0-9a-fA-F]{1,2})|(?P<octal>[0-7]{1,3})"
@@ -73,7 +73,7 @@ def number(field: Field, kind: str, token: str, negative: bool) -> Any:
     except ValueError:
         raise misfit from None
     if field.enum_type is not None:
-        if value not in field.enum_type.values_by_number:
+        if not is_member(field.enum_type, value):
             raise misfit
         return value
     assert field.type in _WHOLE_TYPES

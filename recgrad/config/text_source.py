@@ -15,7 +15,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from recgrad.config.fill import is_map, join, other_member
-from recgrad.config.locations import Locations
+from recgrad.config.locations import REPEATED, Locations
 from recgrad.config.text_scalars import number, truth, unescape
 from recgrad.config.values import (
     Field,
@@ -230,10 +230,17 @@ class _Parser:
             return
         path = join(frame.path, field.name)
         if frame.message.HasField(field.name) if field.has_presence else path in self.offsets:
-            self.report(f"'{field.name}' is set twice; keep one", offset, frame.path)
+            self.repeat(frame, field, path, offset)
         self.check_oneof(frame, field, offset)
         self.offsets[path] = offset
         setattr(frame.message, field.name, value)
+
+    def repeat(self, frame: _Frame, field: Field, path: str, offset: int) -> None:
+        """Warn of a value that is set again; the key of a map's entry has no second one."""
+        if frame.entry_of is not None:
+            self.report(f"'{field.name}' is set twice; keep one", offset, frame.path)
+        elif len(self.locations.repeated) < MAX_PROBLEMS:
+            self.locations.repeated.append(f"{self.locations.at(offset, path)}: {REPEATED}")
 
     def value(self, field: Field) -> Any:
         """The value at the cursor in the field's type; the cursor moves past it in any case."""

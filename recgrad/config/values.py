@@ -74,6 +74,11 @@ def unknown_enum(enum: EnumType, name: str) -> str:
     return f"no {enum.name} {show(name)}{hint}"
 
 
+def is_member(enum: EnumType, number: int) -> bool:
+    """Whether an enum has a number; protobuf's own table takes those beyond 32 bits for smaller ones."""
+    return abs(number) < 2**31 and number in enum.values_by_number
+
+
 def wanted(field: Field) -> str:
     """What may be written into a field."""
     if field.message_type is not None:
@@ -197,6 +202,6 @@ def _to_enum(field: Field, value: Any) -> int:
         if value in enum.values_by_name:
             return int(enum.values_by_name[value].number)
         raise UnfitError(unknown_enum(enum, value))
-    if isinstance(value, int) and not isinstance(value, bool) and value in enum.values_by_number:
+    if isinstance(value, int) and not isinstance(value, bool) and is_member(enum, value):
         return value
     raise unfit(field, value)

@@ -51,8 +51,6 @@ def build_updater(
     dense = build_dense_optimizers(
         named, train.dense_optimizer, roles=roles, where=f"{where}.dense_optimizer"
     )
-    if train.HasField("gradient_accumulation_steps") and train.gradient_accumulation_steps < 1:
-        raise ConfigError([Problem(f"{where}.gradient_accumulation_steps", "must be at least 1, got 0")])
     with problems_of(where):
         return Updater(
             dense,

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import strategies as st
 
-from recgrad.config import Locations, PipelineConfig, Report, check_config, edit_config, load_with_locations
+from recgrad.config import Locations, PipelineConfig, Report, check_rules, edit_config, load_with_locations
 
 DATA = Path(__file__).parent / "data"
 EXAMPLES = sorted(path.stem for path in DATA.glob("*.config"))
@@ -32,7 +32,7 @@ def problems(config: PipelineConfig) -> Callable[..., list[str]]:
 
     def check(edits: dict[str, object], base: str | None = None, **options: object) -> list[str]:
         message = config if base is None else load_with_locations(DATA / f"{base}.config").message
-        report: Report = check_config(edit_config(message, edits), **options)  # type: ignore[arg-type]
+        report: Report = check_rules(edit_config(message, edits), **options)  # type: ignore[arg-type]
         return [str(problem) for problem in report.problems]
 
     return check
@@ -43,7 +43,7 @@ def hints(config: PipelineConfig) -> Callable[..., list[str]]:
     """The hints on the DeepFM config after edits; there must be no problems."""
 
     def check(edits: dict[str, object], **options: object) -> list[str]:
-        report: Report = check_config(edit_config(config, edits), **options)  # type: ignore[arg-type]
+        report: Report = check_rules(edit_config(config, edits), **options)  # type: ignore[arg-type]
         assert report.ok, report.problems
         return [str(hint) for hint in report.hints]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recgrad.config import PipelineConfig, check_config, edit_config, load_config, load_with_locations
+from recgrad.config import PipelineConfig, check_rules, edit_config, load_config, load_with_locations
 from recgrad.config.check.rule import CHECKS
 from recgrad.errors import ConfigError
 
@@ -25,7 +25,7 @@ CAT = "feature_configs[13].id_feature"
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_sound_configs_have_no_problems_and_no_hints(example: Callable[[str], Path], name: str) -> None:
     loaded = load_with_locations(example(name))
-    report = check_config(loaded.message, locations=loaded.locations, rows=10_000_000)
+    report = check_rules(loaded.message, locations=loaded.locations, rows=10_000_000)
     assert report.ok
     assert not report.hints
 
@@ -38,7 +38,7 @@ def test_problems_come_in_the_order_of_the_file_with_their_lines(example: Callab
         "data_config.batch_size": 0,
     }
     edited = edit_config(loaded.message, edits)
-    report = check_config(edited, locations=loaded.locations)
+    report = check_rules(edited, locations=loaded.locations)
     assert [str(problem) for problem in report.problems] == [
         "deepfm_criteo.config:5 train_config: num_steps and num_epochs are both set; keep one",
         "deepfm_criteo.config:25 data_config.batch_size: must be at least 1, got 0",
@@ -62,7 +62,10 @@ def test_problems_come_in_the_order_of_the_file_with_their_lines(example: Callab
         ({"eval_input_path": ""}, []),
         ({SPARSE: None}, ["train_config.sparse_optimizer: is required"]),
         ({f"{CAT}.feature_name": ""}, ["feature_configs[13].id_feature.feature_name: is empty"]),
-        ({f"{CAT}.embedding_dim": None}, ["feature_configs[13].id_feature.embedding_dim: is required"]),
+        (
+            {f"{CAT}.embedding_dim": None},
+            ["feature_configs[13].id_feature: ids need an embedding_dim of at least 1"],
+        ),
         ({f"{MODEL}.deepfm.deep": None}, ["model_config.deepfm.deep: is required"]),
         ({f"{MODEL}.deepfm": None}, ["model_config: names no model"]),
         ({f"{MODEL}.losses": [{}]}, ["model_config.losses[0]: names no loss"]),
@@ -84,7 +87,7 @@ def test_required(problems: Problems, edits: dict[str, Any], expected: list[str]
 
 
 def test_an_empty_config_is_reported_not_crashed_on() -> None:
-    report = check_config(PipelineConfig())
+    report = check_rules(PipelineConfig())
     assert [str(problem) for problem in report.problems] == [
         "train_config: is missing",
         "data_config: is missing",
@@ -98,7 +101,7 @@ def test_an_empty_config_is_reported_not_crashed_on() -> None:
 
 def test_the_check_leaves_the_config_alone(config: PipelineConfig) -> None:
     before = config.SerializePartialToString(deterministic=True)
-    check_config(config)
+    check_rules(config)
     assert config.SerializePartialToString(deterministic=True) == before
 
 
@@ -117,7 +120,7 @@ def large_config(scale: int) -> PipelineConfig:
 def test_the_time_of_a_check_grows_with_the_config_and_no_faster() -> None:
     def seconds(config: PipelineConfig) -> float:
         start = time.process_time()
-        report = check_config(config)
+        report = check_rules(config)
         assert len(report.problems) <= 501
         assert str(report.problems[-1]).startswith("more than 500 of these")
         return time.process_time() - start

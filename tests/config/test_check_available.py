@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recgrad.config import PipelineConfig, check_config
+from recgrad.config import PipelineConfig, check_rules
 from recgrad.config.check.unsupported import KINDS, UNSUPPORTED
 from recgrad.config.proto import data_pb2, model_pb2, optimizer_pb2
 
@@ -69,7 +69,7 @@ def test_every_name_of_the_schema_can_be_available(config: PipelineConfig) -> No
             kind = KINDS.get((message.name, oneof.name))
             if kind:
                 names.setdefault(kind, set()).update(field.name for field in oneof.fields)
-    assert check_config(config, available=names).ok
+    assert check_rules(config, available=names).ok
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from recgrad.config import check_config, edit_config, load_with_locations
+from recgrad.config import check_rules, edit_config, load_with_locations
 
 Problems = Callable[..., list[str]]
 CAT = "feature_configs[13].id_feature"
@@ -40,7 +40,6 @@ INT = "feature_configs[0].raw_feature"
         ({f"{INT}.boundaries": [1, 1], f"{INT}.embedding_dim": 4}, [f"{INT}.boundaries[1]: must rise, got 1 before 1"]),
         ({f"{INT}.boundaries": [1, 2]}, [f"{INT}: ids need an embedding_dim of at least 1"]),
         ({f"{INT}.boundaries": [1, "nan"], f"{INT}.embedding_dim": 4}, [f"{INT}.boundaries: must be a finite number, got nan"]),
-        ({f"{INT}.embedding_dim": 4}, [f"{INT}.embedding_dim: needs ids (boundaries, num_buckets …), mlp or autodis; this feature is used as it is"]),
         ({f"{INT}.mlp": {}}, [f"{INT}: mlp needs an embedding_dim of at least 1"]),
         ({f"{INT}.boundaries": [1], f"{INT}.embedding_dim": 4, f"{INT}.mlp": {}}, [f"{INT}.mlp: is for float values, but this feature makes ids; keep one"]),
         ({f"{INT}.autodis": {"num_channels": 0}, f"{INT}.embedding_dim": 4}, [f"{INT}.autodis.num_channels: must be at least 1, got 0"]),
@@ -57,7 +56,7 @@ def test_features(problems: Problems, edits: dict[str, Any], expected: list[str]
 def test_features_are_defined_once(example: Callable[[str], Path]) -> None:
     loaded = load_with_locations(example("mmoe_taobao"))
     edited = edit_config(loaded.message, {"feature_configs[1].id_feature.feature_name": "user_id"})
-    lines = [str(problem) for problem in check_config(edited, locations=loaded.locations).problems]
+    lines = [str(problem) for problem in check_rules(edited, locations=loaded.locations).problems]
     assert lines[0] == (
         "mmoe_taobao.config:41 feature_configs[1].id_feature.feature_name: "
         "'user_id' is defined twice, first on line 32; rename one"
@@ -77,3 +76,31 @@ def test_features_are_defined_once(example: Callable[[str], Path]) -> None:
 )  # fmt: skip
 def test_feature_inputs(problems: Problems, path: str, value: Any, expected: str | None) -> None:
     assert problems({path: value}, "mmoe_taobao") == ([] if expected is None else [expected])
+
+
+def test_an_embedding_dim_of_plain_numbers_is_a_hint(hints: Callable[..., list[str]]) -> None:
+    assert hints({f"{INT}.embedding_dim": 4})[0] == (
+        f"{INT}.embedding_dim: has no effect: without boundaries, mlp or autodis the numbers are used as they are"
+    )
+
+
+def test_an_unused_feature_needs_no_embedding_dim(problems: Callable[..., list[str]]) -> None:
+    unused = {
+        "feature_configs[+]": {"id_feature": {"feature_name": "u", "expression": "u", "num_buckets": 9}}
+    }
+    assert problems(unused) == []
+    wide = {**unused, "model_config.feature_groups[0].feature_names[+]": "u"}
+    assert problems(wide) == []  # a WIDE group has a width of its own
+    deep = {**unused, "model_config.feature_groups[group_name=deep].feature_names[+]": "u"}
+    assert [line.partition("]")[2] for line in problems(deep)] == [
+        ".id_feature: ids need an embedding_dim of at least 1"
+    ]
+
+
+def test_an_overlap_that_is_read_encoded_needs_no_method(problems: Callable[..., list[str]]) -> None:
+    overlap = {
+        "feature_configs[+]": {"overlap_feature": {"feature_name": "o", "query": "user:q", "title": "item:t"}}
+    }
+    (problem,) = problems(overlap, base="multi_tower_din_taobao")
+    assert problem.endswith("overlap_feature.method: is required")
+    assert problems({**overlap, "data_config.fg_mode": "FG_NONE"}) == []

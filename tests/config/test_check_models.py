@@ -186,3 +186,8 @@ def test_two_towers_learn_by_softmax(problems: Problems) -> None:
         "model_config.metrics[0].auc: does not fit a two-tower model; "
         "use one of recall_at_k, ndcg_at_k, hit_rate_at_k, mrr",
     ]
+
+
+def test_no_model_has_millions_of_experts(problems: Callable[..., list[str]]) -> None:
+    (problem,) = problems({"model_config.mmoe.num_expert": 4_000_000_000}, base="mmoe_taobao")
+    assert problem == "model_config.mmoe.num_expert: must be at most 10000, got 4000000000"

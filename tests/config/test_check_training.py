@@ -64,7 +64,6 @@ def test_one_checkpoint_interval(problems: Problems) -> None:
         ("train_config.early_stopping", {"mode": "up"}, ".mode: must be one of 'max', 'min', got 'up'"),
         ("train_config.early_stopping", {"min_delta": "-inf"}, ".min_delta: must be a finite number, got -inf"),
         ("train_config.log_step_count_steps", 0, ": must be at least 1, got 0"),
-        ("train_config.gradient_accumulation_steps", 0, ": must be at least 1, got 0"),
         ("train_config.fine_tune_ckpt_param_map", "a", ": needs a fine_tune_checkpoint"),
         ("export_config.exporter_type", "bst", ": must be one of 'latest', 'best', got 'bst'; did you mean 'best'?"),
         ("data_config.batch_size", 0, ": must be at least 1, got 0"),
@@ -138,3 +137,15 @@ def test_watching_needs_something_to_evaluate(problems: Problems) -> None:
     found = problems({"eval_input_path": "", f"{TRAIN}.early_stopping": {"metric": "auc"}})
     expected = f"{TRAIN}.early_stopping.metric: waits for evaluations, and eval_input_path is empty; set it"
     assert expected in found
+
+
+def test_zero_is_off_and_all(problems: Callable[..., list[str]]) -> None:
+    edits = {"train_config.gradient_accumulation_steps": 0, "eval_config.num_steps": 0}
+    assert problems(edits) == []
+
+
+def test_more_threads_than_any_machine_has_are_refused(problems: Callable[..., list[str]]) -> None:
+    (problem,) = problems({"data_config.num_workers": 100_000})
+    assert problem.startswith("data_config.num_workers: 100000 workers are more than 1024 threads")
+    assert problems({"data_config.num_workers": 200, "data_config.fg_threads": 8})
+    assert not problems({"data_config.num_workers": 128, "data_config.fg_threads": 8})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recgrad.config import check_config, edit_config, load_config
+from recgrad.config import check_rules, edit_config, load_config
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "config.md"
 TEXT = GUIDE.read_text(encoding="utf-8") if GUIDE.exists() else ""
@@ -33,7 +33,7 @@ VALUES = {"boundaries": [4, 5], "pooling": "mean", "feature_names[+]": "cat_2"}
 def test_the_first_example_is_sound(tmp_path: Path) -> None:
     path = tmp_path / "guide.config"
     path.write_text(TEXT.split("```")[1], encoding="utf-8")
-    report = check_config(load_config(path))
+    report = check_rules(load_config(path))
     assert report.ok, report.problems
     assert not report.hints
 

@@ -374,6 +374,10 @@ def test_many_edits_end_quickly(base: PipelineConfig) -> None:
     assert timed(base, json.dumps(million)).startswith("edits: the JSON is longer than 4 MB")
     several = {f"train_config.num_steps{' ' * (i % 900)}": i for i in range(900)}
     assert timed(base, several) == ""
+    many = MAX_EDITS + 1
+    joined = {";".join(["train_config.num_steps"] * many): ";".join(["1"] * many)}
+    with pytest.raises(ConfigError, match=f"{many} paths are more than {MAX_EDITS}"):
+        edit_config(PipelineConfig(), joined)
     wrong = {f"a{i}": i for i in range(MAX_EDITS)}
     assert timed(base, wrong).endswith("edits: further problems are not shown")
     features = {"feature_configs": [{"id_feature": {"feature_name": f"cat_{i}"}} for i in range(5000)]}

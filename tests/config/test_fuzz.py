@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from recgrad.config import (
     PipelineConfig,
-    check_config,
+    check_rules,
     edit_config,
     load_config,
     load_with_locations,
@@ -54,7 +54,7 @@ def load_and_check(data: bytes) -> None:
         loaded = survives(lambda: load_with_locations(path))
         if loaded is None:
             return
-        report = survives(lambda: check_config(loaded.message, locations=loaded.locations))
+        report = survives(lambda: check_rules(loaded.message, locations=loaded.locations))
         assert report is not None
         assert len(str(report)) < 500_000
         # what was loaded can be written and read again
@@ -130,7 +130,7 @@ def test_json(tree: Any) -> None:
     if isinstance(tree, dict):
         loaded = survives(lambda: load_config(tree))
         if loaded is not None:
-            assert survives(lambda: check_config(loaded)) is not None
+            assert survives(lambda: check_rules(loaded)) is not None
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -166,7 +166,7 @@ def test_rates_that_are_no_numbers_are_all_refused(value: float) -> None:
     config.CopyFrom(BASE)
     config.model_config.dssm.temperature = 1
     set_floats(config, value)
-    lines = [str(problem) for problem in check_config(config).problems]
+    lines = [str(problem) for problem in check_rules(config).problems]
     refused = [line.split(":")[0] for line in lines if "must be a finite number" in line]
     assert sorted(refused) == [
         "feature_configs[12].raw_feature.boundaries",
@@ -205,7 +205,7 @@ def test_edits(edits: dict[str, Any]) -> None:
     survives(lambda: edit_config(BASE, json.dumps(edits)))
     assert BASE.SerializePartialToString(deterministic=True) == untouched
     if edited is not None:
-        assert survives(lambda: check_config(edited)) is not None
+        assert survives(lambda: check_rules(edited)) is not None
 
 
 @LOOSE
@@ -226,6 +226,6 @@ def test_any_message_can_be_checked(configs: st.SearchStrategy[PipelineConfig], 
     config = data.draw(configs)
     available = {"model": ["deepfm"], "feature": ["id_feature", "sequence_feature"], "loss": []}
     for options in ({}, {"available": available, "rows": 1000, "ranks": 0, "cpu_flags": []}):
-        report = survives(lambda options=options: check_config(config, **options))
+        report = survives(lambda options=options: check_rules(config, **options))
         assert report is not None
         assert report.problems

@@ -197,3 +197,34 @@ def test_keys_that_look_like_a_misspelt_feature(hints: Hints) -> None:
         "model_config.metrics[1].grouped_auc.grouping_key: 'cat_100' is no feature, "
         "so it is read as a column of its own; did you mean 'cat_10'?"
     ]
+
+
+def test_steps_that_count_updates_of_several_batches(hints: Hints) -> None:
+    def said(edits: dict[str, object]) -> list[str]:
+        accumulated = {"train_config.gradient_accumulation_steps": 4, **edits}
+        return [hint for hint in hints(accumulated) if "gradient_accumulation_steps" in hint]
+
+    by_epochs = {
+        "train_config.num_epochs": 1,
+        "train_config.num_steps": None,
+        "train_config.save_checkpoints_steps": None,
+        "train_config.dense_optimizer.constant_learning_rate": {},
+        "train_config.sparse_optimizer.constant_learning_rate": {},
+    }
+    assert said(by_epochs) == []
+    by_steps = {**by_epochs, "train_config.num_epochs": None, "train_config.num_steps": 100}
+    assert said(by_steps) == [
+        "train_config.gradient_accumulation_steps: a step is an update of 4 batches, also in num_steps; "
+        "divide numbers that were meant as batches by 4"
+    ]
+    assert said({**by_steps, "train_config.gradient_accumulation_steps": 0}) == []
+    decayed = {**by_epochs, "train_config.dense_optimizer.step_decay_learning_rate": {"step_size": 10}}
+    (hint,) = said(decayed)
+    assert "also in schedules;" in hint
+    assert said({**decayed, "train_config.dense_optimizer.step_decay_learning_rate.by_epoch": True}) == []
+
+
+def test_numbers_of_a_sequence_that_are_embedded(hints: Hints) -> None:
+    raw = {"feature_name": "p", "sequence_delim": "|", "sequence_length": 5, "embedding_dim": 4, "mlp": {}}
+    said = [hint.partition(": ")[2] for hint in hints({"feature_configs[+]": {"sequence_raw_feature": raw}})]
+    assert "embeds the number of each position; TorchEasyRec ignores it in sequences" in said

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,6 +19,8 @@ from recgrad.config import (
     save_config,
 )
 from recgrad.config.load import MAX_BYTES
+from recgrad.config.locations import RepeatedWarning
+from recgrad.config.names import joiner_of
 from recgrad.config.proto.data_pb2 import FG_DAG, FG_NONE
 from recgrad.errors import ConfigError
 
@@ -146,11 +149,6 @@ def test_unknown_names_are_all_reported_with_the_nearest_one(written: Written) -
             "    train_config: 5\n                  ^",
         ),
         (
-            "model_dir: 'a' model_dir: 'b'",
-            "x.config:1:16: 'model_dir' is set twice; keep one\n"
-            "    model_dir: 'a' model_dir: 'b'\n                   ^",
-        ),
-        (
             "feature_configs { id_feature {} raw_feature {} }",
             "x.config:1:33 feature_configs[0]: id_feature and raw_feature are both set; keep one\n"
             "    feature_configs { id_feature {} raw_feature {} }\n                                    ^",
@@ -203,8 +201,8 @@ def test_errors_in_json_say_the_line(written: Written) -> None:
     [
         ('{"model_dir": }', 'x.config:1:15: Expecting value\n    {"model_dir": }\n                  ^'),
         (
-            '{"model_dir": "a", "model_dir": "b"}',
-            "x.config: key 'model_dir' is given twice in one JSON object; keep one",
+            '{"train_config": {}, "train_config": {}}',
+            "x.config: key 'train_config' is given twice in one JSON object; keep one",
         ),
         (
             '{"model_dir": "a", "modelDir": "b"}',
@@ -371,3 +369,50 @@ def test_importing_is_light() -> None:
         assert out[1:] == ["False", "False"]
         times.append(float(out[0]))
     assert min(times) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        ("model_dir: 'a'\nmodel_dir: 'b'", "x.config:2:1 model_dir: is set twice; the last one counts"),
+        (
+            '{"model_dir": "a", "model_dir": "b"}',
+            "x.config: key 'model_dir' is set twice; the last one counts",
+        ),
+        (
+            "train_config { num_steps: 1 } model_dir: 'b' train_config { num_steps: 2 }",
+            "x.config:1:61 train_config.num_steps: is set twice; the last one counts",
+        ),
+    ],
+)
+def test_of_a_value_that_is_set_twice_the_last_counts(written, text: str, warning: str) -> None:
+    with pytest.warns(RepeatedWarning) as caught:
+        config = load_config(written(text))
+    assert [str(one.message) for one in caught] == [warning]
+    assert config.model_dir == "b"
+    assert config.train_config.num_steps in (0, 2)
+
+
+@pytest.mark.parametrize("number", [4294967296, 2**32 + 1, -1, 2**70])
+def test_a_number_that_no_enum_has_is_an_error_of_its_line(written, number: int) -> None:
+    what = f"{number} is not a FieldType" if number < 10**20 else "is not a FieldType"
+    field = f"input_name: 'a' input_type: {number}"
+    for text in (
+        f"data_config {{ input_fields {{ {field} }} }}",
+        f'{{"data_config": {{"input_fields": [{{"input_name": "a", "input_type": {number}}}]}}}}',
+    ):
+        with pytest.raises(ConfigError, match=re.escape(what)):
+            load_config(written(text))
+
+
+def test_the_environment_asks_for_one_underscore(written, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written("model_dir: 'x'")
+    assert joiner_of(load_config(path)) == "__"
+    monkeypatch.setenv("USE_RTP", "1")
+    config = load_config(path)
+    assert joiner_of(config) == "_"
+    save_config(config, path)
+    monkeypatch.delenv("USE_RTP")
+    assert joiner_of(load_config(path)) == "_"  # what was read once stays in the saved config
+    monkeypatch.setenv("USE_RTP", "1")
+    assert joiner_of(load_config(written("rtp_names: false"))) == "__"

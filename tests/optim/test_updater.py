@@ -410,7 +410,6 @@ def test_a_state_is_taken_between_updates_and_outside_averages(make_run):
     ("text", "message"),
     [
         ('mixed_precision: "FP8"', "train_config: mixed_precision must be one of BF16, FP16, got 'FP8'"),
-        ("gradient_accumulation_steps: 0", "gradient_accumulation_steps: must be at least 1, got 0"),
         ("grad_scaler { init_scale: 0 }", "train_config.grad_scaler: init_scale must be greater than 0"),
         (
             'grad_clipping { clipping_type: "nrom" }',
@@ -474,3 +473,11 @@ def test_python_without_a_config():
         Updater([part], accumulation_steps=0)
     with pytest.raises(ValueError, match="names of their own"):
         Updater([part, part])
+
+
+def test_no_accumulation_is_zero_or_one(make_run, batch_of):
+    """TorchEasyRec's configs write 0 for off."""
+    for steps in (0, 1):
+        run = make_run(f"{HALVES['sgd']} gradient_accumulation_steps: {steps}")
+        run.updater.backward(run.loss(*batch_of(8, 0)))
+        assert run.updater.step().updated

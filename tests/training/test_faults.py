@@ -159,3 +159,13 @@ def test_a_log_that_cannot_be_written_is_named(
         place = "/dev/full"
     with pytest.raises(RecgradError, match=f"{place}: cannot write .No space left on device.; mend that"):
         recgrad.train(stepwise)
+
+
+def test_batch_norm_on_one_row_says_so(config: PipelineConfig, tmp_path: Path) -> None:
+    config.model_config.deepfm.deep.use_bn = True
+    one = pq.read_table(config.train_input_path).slice(0, 1)
+    pq.write_table(one, tmp_path / "one.parquet")
+    config.train_input_path = str(tmp_path / "one.parquet")
+    config.eval_input_path = ""
+    with pytest.raises(RecgradError, match="a training batch has one row, and BatchNorm"):
+        recgrad.train(config)

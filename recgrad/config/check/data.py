@@ -7,6 +7,8 @@ from recgrad.config.check.tasks import tasks
 from recgrad.config.proto.data_pb2 import CsvDataset, DataConfig, OdpsDataset, OdpsDatasetV1
 from recgrad.config.values import show
 
+MAX_THREADS = 1024
+"""Threads that may read data: beyond the cores of any machine they only cost memory."""
 _RANGES = {
     "sample_mask_prob": (0, 1),
     "negative_sample_mask_prob": (0, 1),
@@ -26,6 +28,14 @@ def check_data_config(context: Context) -> None:
             context.ranged(node, "shuffle_buffer_size", 1)
         for field, (low, high) in _RANGES.items():
             context.ranged(node, field, low, high)
+        threads = data.num_workers * max(1, data.fg_threads)
+        if threads > MAX_THREADS:
+            each = f" of {data.fg_threads} threads each (fg_threads)" if data.fg_threads > 1 else ""
+            what = (
+                f"{data.num_workers} workers{each} are more than {MAX_THREADS} threads; "
+                "use about one for each core"
+            )
+            context.problem(node.at("num_workers"), what)
         if not data.fg_encoded_multival_sep:
             context.problem(node.at("fg_encoded_multival_sep"), "is empty; give the separator of values")
         if data.batch_cost_size and not data.sample_cost_field:

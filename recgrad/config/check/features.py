@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from recgrad.config.check.rule import CHECKS, Context, Feature, Node, number
+from recgrad.config.proto.model_pb2 import WIDE
 from recgrad.config.values import show
 
 ID_SOURCES = (
@@ -59,7 +60,8 @@ def check_ids(context: Context) -> None:
 
 @CHECKS.register("feature embeddings")
 def check_embeddings(context: Context) -> None:
-    """An embedding_dim where there are ids or a dense embedding, and only there."""
+    """An embedding_dim where a group uses ids or a dense embedding; elsewhere it has no effect."""
+    used = _with_own_width(context)
     for feature in context.features:
         node, message = feature.node, feature.node.message
         fields = message.DESCRIPTOR.fields_by_name
@@ -68,14 +70,14 @@ def check_embeddings(context: Context) -> None:
         if dense and ids:
             context.problem(node.at(dense), "is for float values, but this feature makes ids; keep one")
         needed = ids or dense is not None
-        if needed and not message.embedding_dim and not _required_elsewhere(node):
+        if needed and not message.embedding_dim and feature.name in used:
             what = "ids need an embedding_dim" if ids else f"{dense} needs an embedding_dim"
             path = node.at("embedding_dim") if message.HasField("embedding_dim") else node.path
             context.problem(path, f"{what} of at least 1")
         elif message.embedding_dim and not needed and not message.stub_type:
-            context.problem(
+            context.hint(
                 node.at("embedding_dim"),
-                "needs ids (boundaries, num_buckets …), mlp or autodis; this feature is used as it is",
+                "has no effect: without boundaries, mlp or autodis the numbers are used as they are",
             )
         if message.pooling.lower() not in ("sum", "mean"):
             context.one_of(node, "pooling", ("sum", "mean"))
@@ -130,10 +132,10 @@ def _makes_ids(node: Node) -> bool:
     return node.kind in _MAKE_IDS or node.kind == "TokenizeFeature" or bool(_sources(node.message))
 
 
-def _required_elsewhere(node: Node) -> bool:
-    """Whether the rule on required fields reports a missing embedding_dim."""
-    field = node.message.DESCRIPTOR.fields_by_name["embedding_dim"]
-    return bool(field.is_required) and not node.message.HasField("embedding_dim")
+def _with_own_width(context: Context) -> set[str]:
+    """Features that a group uses with their own embedding_dim: WIDE groups have a width of their own."""
+    groups = [node for node in context.of("FeatureGroupConfig") if node.message.group_type != WIDE]
+    return {name for node in (*groups, *context.of("SeqGroupConfig")) for name in node.message.feature_names}
 
 
 def _check_boundaries(context: Context, node: Node) -> None:

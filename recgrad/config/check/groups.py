@@ -65,6 +65,12 @@ def _check_sequences(context: Context, node: Node) -> None:
         if choice is None:
             continue
         name = getattr(encoder, choice).input
+        if not name and len(names) == 1:
+            name = next(iter(names))  # there is nothing else to read
+        elif not name:
+            path = f"{node.at('sequence_encoders')}[{i}].{choice}.input"
+            listed = ", ".join(map(show, names)) or "none"
+            context.problem(path, f"is required unless there is one sequence group (there are: {listed})")
         read.add(name)
         if name and name not in names:
             path = f"{node.at('sequence_encoders')}[{i}].{choice}.input"

@@ -55,8 +55,7 @@ def _check_input(context: Context, feature: Feature, path: str, text: str) -> No
         return
     if side != "feature" or not colon or context.config.data_config.fg_mode != FG_DAG:
         return
-    sequence = feature.name.rpartition("__")[0]
     for known in (context.feature_names, context.refused_features):
-        if name in known or f"{sequence}__{name}" in known:
+        if name in known or f"{feature.prefix}{name}" in known:
             return
     context.unknown(path, "feature", name, context.feature_names)

@@ -14,13 +14,11 @@ def check_length(context: Context) -> None:
             context.problem(node.path, "num_steps and num_epochs are both set; keep one")
         elif not train.num_steps and not train.num_epochs:
             context.problem(node.path, "neither num_steps nor num_epochs is set; set one to at least 1")
-        for field in ("log_step_count_steps", "gradient_accumulation_steps"):
-            if train.HasField(field):
-                context.ranged(node, field, 1)
+        if train.HasField("log_step_count_steps"):
+            context.ranged(node, "log_step_count_steps", 1)
     for node in context.of("EvalConfig"):
-        for field in ("log_step_count_steps", "num_steps"):
-            if node.message.HasField(field):
-                context.ranged(node, field, 1)
+        if node.message.HasField("log_step_count_steps"):
+            context.ranged(node, "log_step_count_steps", 1)
 
 
 @CHECKS.register("checkpoint interval")

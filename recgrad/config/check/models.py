@@ -178,11 +178,13 @@ def _check_widths(context: Context, node: Node, name: str) -> None:
 
 def _width(message: Any) -> int | None:
     """The columns of a feature of rows, where the config alone says them."""
-    if message.embedding_dim:
-        return int(message.embedding_dim)
-    if message.DESCRIPTOR.name == "RawFeature" and not message.boundaries:
+    if (
+        message.DESCRIPTOR.name == "RawFeature"
+        and not message.boundaries
+        and not message.WhichOneof("dense_emb")
+    ):
         return int(message.value_dim)
-    return None
+    return int(message.embedding_dim) or None
 
 
 def _check_type(context: Context, node: Node, i: int, kind: int, name: str) -> None:

@@ -23,6 +23,9 @@ _AT_LEAST_ONE = {
     "InterventionTaskTower": ("low_rank_dim",),
     "PEPNet": ("task_domain_num",),
 }
+MAX_PARTS = 10_000
+"""Layers or experts of one kind: more would take minutes to build, and no model has them."""
+_PARTS = {"cross_num", "n_mask_blocks", "num_expert", "expert_num_per_task", "share_num", "num_iters"}
 _SAMPLERS = ("NegativeSampler", "NegativeSamplerV2", "HardNegativeSampler", "HardNegativeSamplerV2")
 
 
@@ -60,6 +63,8 @@ def check_sizes(context: Context) -> None:
             for field in fields:
                 if node.message.HasField(field) or field in ("cross_num", "low_rank"):
                     context.ranged(node, field, 1)
+            for field in _PARTS & set(node.message.DESCRIPTOR.fields_by_name):
+                context.ranged(node, field, high=MAX_PARTS)
     for node in context.of("SelfAttentionEncoder"):
         context.ranged(node, "dropout", 0, 1, below=True)
         encoder = node.message

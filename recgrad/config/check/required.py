@@ -56,8 +56,12 @@ def _required_fields(message: Any) -> tuple[Any, ...]:
 def _check_field(context: Context, node: Node, field: Any) -> None:
     """A required field must be set, unless it has a default; required text must not be empty."""
     of_feature = "feature_name" in node.message.DESCRIPTOR.fields_by_name
-    if of_feature and field.name in INPUTS and not context.encodes:
+    if of_feature and field.name in (*INPUTS, "method") and not context.encodes:
         return  # the data holds encoded features
+    if of_feature and field.name == "embedding_dim":
+        return  # needed where a group uses the feature; the rule on embeddings knows
+    if field.name == "input" and ".sequence_encoders[" in node.path:
+        return  # filled in where there is one sequence group; the rule on groups knows
     if not node.message.HasField(field.name):
         if not field.has_default_value:
             context.problem(node.at(field.name), "is required")

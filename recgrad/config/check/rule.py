@@ -11,6 +11,7 @@ from typing import Any
 from recgrad.config.check.report import Report
 from recgrad.config.check.unsupported import KINDS, unsupported, without_effect
 from recgrad.config.locations import Locations
+from recgrad.config.names import joiner_of
 from recgrad.config.proto.data_pb2 import FG_DAG, FG_NORMAL
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.config.values import show
@@ -47,7 +48,8 @@ class Feature:
     """A feature as groups name it.
 
     Attributes:
-        name: members of a sequence_feature are `sequence__member`.
+        name: members of a sequence_feature are `sequence__member` (one `_` by rtp_names).
+        prefix: what their names begin with, `sequence__`; "" for others.
         choice: the member of the oneof, such as `id_feature`.
         node: its message.
         sequence: one value a position instead of one a row.
@@ -57,6 +59,7 @@ class Feature:
     choice: str
     node: Node
     sequence: bool
+    prefix: str = ""
 
 
 class Context:
@@ -183,6 +186,11 @@ class Context:
         """Whether features are encoded while reading, so that their expressions are needed."""
         return self.config.data_config.fg_mode in (FG_NORMAL, FG_DAG)
 
+    @property
+    def joiner(self) -> str:
+        """What stands between the names of a sequence_feature and of its member."""
+        return joiner_of(self.config)
+
     @cached_property
     def features(self) -> tuple[Feature, ...]:
         """All features that are not refused; the members of sequences one by one."""
@@ -200,8 +208,9 @@ class Context:
             for i, member in enumerate(feature.message.features):
                 inner = self.chosen(Node(f"{feature.path}.features[{i}]", member), "feature")
                 if inner is not None:
-                    name = f"{feature.message.sequence_name}__{inner.message.feature_name}"
-                    found.append(Feature(name, str(member.WhichOneof("feature")), inner, True))
+                    prefix = feature.message.sequence_name + self.joiner
+                    kind = str(member.WhichOneof("feature"))
+                    found.append(Feature(prefix + inner.message.feature_name, kind, inner, True, prefix))
         return tuple(found)
 
     @cached_property
@@ -224,7 +233,7 @@ class Context:
             for member in feature.features:
                 inner = member.WhichOneof("feature")
                 if inner is not None:
-                    named.add(f"{feature.sequence_name}__{getattr(member, inner).feature_name}")
+                    named.add(feature.sequence_name + self.joiner + getattr(member, inner).feature_name)
         return frozenset(named) - frozenset(self.feature_names)
 
     def ranged(

@@ -54,6 +54,12 @@ class Setting:
     mode: str
     multival_sep: str
     sequence: SequenceSetting | None = None
+    joiner: str = "__"
+
+    @property
+    def prefix(self) -> str:
+        """What the names of a group's members and of their columns begin with; "" outside a group."""
+        return f"{self.sequence.name}{self.joiner}" if self.sequence and self.sequence.name else ""
 
     @property
     def generates(self) -> bool:
@@ -76,8 +82,7 @@ class Feature:
     def __init__(self, config: Any, setting: Setting) -> None:
         self.config = config
         self.setting = setting
-        group = setting.sequence.name if setting.sequence else None
-        self.name = f"{group}__{config.feature_name}" if group else config.feature_name
+        self.name = f"{setting.prefix}{config.feature_name}"
         self.stub = bool(config.stub_type)
         _check_common(config, setting)
         self.inputs = self._build_inputs()
@@ -123,8 +128,7 @@ class Feature:
         linked = []
         for source in self.inputs:
             if source.source == "feature":
-                group = self.setting.sequence.name if self.setting.sequence else None
-                name = source.name if source.name in features else f"{group}__{source.name}"
+                name = source.name if source.name in features else f"{self.setting.prefix}{source.name}"
                 if name not in features:
                     raise ValueError(f"'feature:{source.name}' must name a feature of this config")
                 source = replace(source, name=name, sequence=features[name].spec.sequence)
@@ -252,12 +256,12 @@ class Feature:
             return replace(source, name=name)
         fields = list(self.config.sequence_fields)
         is_sequence = name in fields if fields else alone or side == "item"
-        group = self.setting.sequence.name
-        column = f"{group}__{name}" if group and is_sequence else name
+        column = f"{self.setting.prefix}{name}" if is_sequence else name
         return replace(source, name=column, sequence=is_sequence)
 
     def _check_sequence_fields(self) -> None:
-        names = {source.name.rpartition("__")[2] for source in self.inputs} | {s.name for s in self.inputs}
+        prefix = self.setting.prefix
+        names = {source.name.removeprefix(prefix) for source in self.inputs} | {s.name for s in self.inputs}
         unknown = [name for name in self.config.sequence_fields if name not in names]
         if unknown and self.setting.generates:
             raise ValueError(f"sequence_fields must name inputs of the feature, got {', '.join(unknown)}")
@@ -270,11 +274,6 @@ class Feature:
             raise ValueError(f"{embedding[0]} is for float values, but this feature makes ids; keep one")
         if embedding and not config.embedding_dim:
             raise ValueError(f"{embedding[0]} needs embedding_dim, the width of its output")
-        if config.embedding_dim and not sparse and not embedding and not self.stub:
-            raise ValueError(
-                "embedding_dim needs ids (boundaries, num_buckets …) or mlp or autodis;"
-                f" this feature is used as it is, got embedding_dim {config.embedding_dim}"
-            )
         if not sparse:
             for name in _TABLE_SETTINGS:
                 if config.HasField(name):
@@ -291,7 +290,7 @@ class Feature:
             sequence_name=self.setting.sequence.name if self.setting.sequence else None,
             value_dim=output.value_dim,
             num_rows=num_rows,
-            embedding_dim=config.embedding_dim,
+            embedding_dim=config.embedding_dim if sparse or embedding else 0,
             embedding_name=config.embedding_name or f"{self.name}_emb",
             pooling=config.pooling.lower(),
             weighted=self.weighted,

@@ -20,7 +20,7 @@ from recgrad.data.features.buckets import (
     whole_numbers,
 )
 from recgrad.data.features.columns import Values
-from recgrad.data.features.normalizers import build_normalizer
+from recgrad.data.features.normalizers import Normalizer, build_normalizer
 from recgrad.data.features.outputs import FloatOutput, IdOutput
 from recgrad.data.hashing import Ints
 
@@ -84,7 +84,7 @@ def floats_output(config: Any, setting: Setting, *, value_dim: int) -> FloatOutp
     """The last step of a feature that computes floats, kept as they are or cut at boundaries."""
     values = to_kwargs(config)
     boundaries = Boundaries(values["boundaries"]) if values.get("boundaries") else None
-    normalizer = build_normalizer(values["normalizer"]) if values.get("normalizer") else None
+    normalizer = _normalizer(values["normalizer"]) if values.get("normalizer") else None
     default = default_of(config, setting)
     if setting.mode == "FG_NONE":
         if boundaries is not None:
@@ -95,6 +95,14 @@ def floats_output(config: Any, setting: Setting, *, value_dim: int) -> FloatOutp
     if setting.mode == "FG_BUCKETIZE":
         normalizer = None
     return FloatOutput(normalizer, boundaries, default, value_dim, "set default_value, or fill the column")
+
+
+def _normalizer(text: str) -> Normalizer:
+    try:
+        return build_normalizer(text)
+    except ValueError as error:  # its expression is not the feature's
+        what = str(error)
+        raise ValueError(what if "normalizer" in what else f"normalizer: {what}") from error
 
 
 def _vocabulary_of_file(values: Mapping[str, Any]) -> Vocabulary:

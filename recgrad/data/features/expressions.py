@@ -8,13 +8,15 @@ A value is a number for each bag, or a vector for each bag; numbers are broadcas
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from recgrad.config.values import show
 from recgrad.data.features.functions import CONSTANTS, ELEMENTWISE, REDUCTIONS, Vector, align
 from recgrad.errors import nearest
 
@@ -25,6 +27,10 @@ Node = Callable[[Mapping[str, Value]], Value]
 _TOKEN = re.compile(
     r"\s*(?:(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|([A-Za-z_]\w*)|(\|\||&&|[<>=!]=|.))"
 )
+
+
+MAX_DEPTH = 50
+"""Operations inside each other; Python's own stack bears some more."""
 
 
 class LengthMismatchError(ValueError):
@@ -72,6 +78,7 @@ class _Parser:
         self.source = source
         self.tokens = _tokens(source)
         self.at = 0
+        self.depth = 0
         self.variables: set[str] = set()
         self.reduces = False
 
@@ -102,9 +109,22 @@ class _Parser:
 
     def _error(self, wanted: str) -> ValueError:
         found = self._peek() or "the end"
-        return ValueError(f"expression {self.source!r}: expected {wanted} before {found!r}")
+        return ValueError(f"expression {show(self.source)}: expected {wanted} before {found!r}")
+
+    @contextmanager
+    def _deeper(self) -> Iterator[None]:
+        """One more operation around what is parsed in here."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise ValueError(f"expression {show(self.source)} is nested more than {MAX_DEPTH} deep")
+        yield
+        self.depth -= 1
 
     def _ternary(self) -> Node:
+        with self._deeper():
+            return self._choice()
+
+    def _choice(self) -> Node:
         condition = self._binary(0)
         if self._accept("?") is None:
             return condition
@@ -116,22 +136,25 @@ class _Parser:
     def _binary(self, level: int) -> Node:
         if level == len(_LEVELS):
             return self._unary()
-        left = self._binary(level + 1)
+        first = self._binary(level + 1)
+        rest: list[tuple[Callable[..., Any], Node]] = []
         while (symbol := self._accept(*_LEVELS[level])) is not None:
-            left = _apply(_LEVELS[level][symbol], [left, self._binary(level + 1)])
-        return left
+            rest.append((_LEVELS[level][symbol], self._binary(level + 1)))
+        return _chain(first, rest) if rest else first
 
     def _unary(self) -> Node:
         symbol = self._accept("-", "+", "!")
         if symbol is None:
             return self._power()
-        return _apply(_UNARY[symbol], [self._unary()])
+        with self._deeper():
+            return _apply(_UNARY[symbol], [self._unary()])
 
     def _power(self) -> Node:
         base = self._atom()
         if self._accept("^") is None:
             return base
-        return _apply(np.power, [base, self._unary()])
+        with self._deeper():
+            return _apply(np.power, [base, self._unary()])
 
     def _atom(self) -> Node:
         kind, text = self.tokens[self.at]
@@ -162,16 +185,16 @@ class _Parser:
                 arguments.append(self._ternary())
             self._expect(")")
         if name == "rnd":
-            raise ValueError(f"expression {self.source!r}: rnd is random, and encoding must not be")
+            raise ValueError(f"expression {show(self.source)}: rnd is random, and encoding must not be")
         if name not in ELEMENTWISE and name not in REDUCTIONS:
             hint = nearest(name, [*ELEMENTWISE, *REDUCTIONS])
-            raise ValueError(f"expression {self.source!r}: no function '{name}'{hint}")
+            raise ValueError(f"expression {show(self.source)}: no function '{name}'{hint}")
         self.reduces |= name in REDUCTIONS
         arity, function = REDUCTIONS[name] if name in REDUCTIONS else ELEMENTWISE[name]
         if len(arguments) != arity if arity else not arguments:
             wanted = arity or "at least 1"
             raise ValueError(
-                f"expression {self.source!r}: {name} takes {wanted} arguments, got {len(arguments)}"
+                f"expression {show(self.source)}: {name} takes {wanted} arguments, got {len(arguments)}"
             )
         return _reduce(function, arguments) if name in REDUCTIONS else _apply(function, arguments)
 
@@ -185,7 +208,7 @@ def _tokens(source: str) -> list[tuple[str, str]]:
         assert match is not None  # the last alternative takes any character
         number, name, symbol = match.groups()
         if symbol is not None and symbol not in _SYMBOLS:
-            raise ValueError(f"expression {source!r}: {symbol!r} at {match.start(3)} is no operator")
+            raise ValueError(f"expression {show(source)}: {symbol!r} at {match.start(3)} is no operator")
         kind = "number" if number else "name" if name else "symbol"
         tokens.append((kind, str(number or name or symbol)))
         at = match.end()
@@ -195,18 +218,30 @@ def _tokens(source: str) -> list[tuple[str, str]]:
 
 
 def _apply(function: Callable[..., Any], arguments: Sequence[Node]) -> Node:
-    """An operation element by element; numbers are repeated along vectors."""
+    """An operation element by element."""
+    return lambda values: _elementwise(function, [argument(values) for argument in arguments])
+
+
+def _chain(first: Node, rest: Sequence[tuple[Callable[..., Any], Node]]) -> Node:
+    """Operations one after the other from the left: a sum of many terms is no deeper than one of two."""
 
     def node(values: Mapping[str, Value]) -> Value:
-        results = [argument(values) for argument in arguments]
-        if not any(isinstance(result, Vector) for result in results):
-            return np.asarray(function(*results), np.float64)
-        parts, offsets, wrong = align(results)
-        if len(wrong):
-            raise LengthMismatchError(wrong)
-        return Vector(np.asarray(function(*parts), np.float64), offsets)
+        result = first(values)
+        for function, operand in rest:
+            result = _elementwise(function, [result, operand(values)])
+        return result
 
     return node
+
+
+def _elementwise(function: Callable[..., Any], results: Sequence[Value]) -> Value:
+    """A function of values element by element; numbers are repeated along vectors."""
+    if not any(isinstance(result, Vector) for result in results):
+        return np.asarray(function(*results), np.float64)
+    parts, offsets, wrong = align(results)
+    if len(wrong):
+        raise LengthMismatchError(wrong)
+    return Vector(np.asarray(function(*parts), np.float64), offsets)
 
 
 def _reduce(function: Callable[..., Any], arguments: Sequence[Node]) -> Node:

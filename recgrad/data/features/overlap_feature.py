@@ -64,7 +64,7 @@ class OverlapFeature(Feature):
     def build_output(self) -> FloatOutput | IdOutput:
         """Floats, or buckets when boundaries are set."""
         method = self.config.method
-        if method not in METHODS:
+        if self.setting.generates and method not in METHODS:
             raise ValueError(
                 f"method must be one of {', '.join(METHODS)}, got {method!r}{nearest(method, METHODS)}"
             )

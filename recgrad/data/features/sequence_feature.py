@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from recgrad.config.messages import chosen
@@ -11,7 +12,7 @@ from recgrad.data.features.registry import FEATURES
 
 @FEATURES.register("sequence_feature")
 class SequenceFeature(Feature):
-    """A group: its members are features named `<sequence_name>__<feature_name>`."""
+    """A group: its members are named `<sequence_name>__<feature_name>`, with one `_` by rtp_names."""
 
     @classmethod
     def build(cls, config: Any, setting: Setting) -> list[Feature]:
@@ -23,7 +24,7 @@ class SequenceFeature(Feature):
         if config.sequence_length < 1:
             raise ValueError(f"sequence_length must be at least 1, got {config.sequence_length}")
         group = SequenceSetting(config.sequence_name, config.sequence_length, config.sequence_delim)
-        inner = Setting(setting.mode, setting.multival_sep, group)
+        inner = replace(setting, sequence=group)
         members: list[Feature] = []
         for member in config.features:
             kind = chosen(member, "feature")

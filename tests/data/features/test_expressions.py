@@ -193,3 +193,18 @@ def test_nonsense_is_refused(source, message) -> None:
 
 def test_names_of_python_are_only_variables() -> None:
     assert compile_expression("exit + open").variables == {"exit", "open"}
+
+
+@pytest.mark.parametrize(
+    "source", ["(" * 3000 + "x" + ")" * 3000, "-" * 3000 + "x", "^".join(["x"] * 3000), "x?1:" * 3000 + "0"]
+)
+def test_expressions_that_are_nested_without_end_are_refused(source: str) -> None:
+    with pytest.raises(ValueError, match="is nested more than 50 deep") as raised:
+        compile_expression(source)
+    assert len(str(raised.value)) < 200
+    assert compile_expression("(" * 40 + "x" + ")" * 40).evaluate({"x": np.ones(1)}) == 1
+
+
+def test_sums_of_many_terms_are_not_deep() -> None:
+    expression = compile_expression(" + ".join(["x"] * 5000) + " - 1 / 2 / 2")
+    assert expression.evaluate({"x": np.ones(1)}) == 4999.75

@@ -217,7 +217,6 @@ def test_encoded_nulls_need_a_default(encode) -> None:
         ('value_dim: 3 separator: "|" default_value: "1|2"', "must have value_dim 3 numbers, got 2"),
         ('default_value: "x"', "'x' is not a number"),
         ('default_value: "nan"', "must be finite"),
-        ("embedding_dim: 8", "embedding_dim needs ids"),
         ('embedding_name: "t"', "embedding_name is of an embedding table"),
         ("storage: PLAIN", "storage is of an embedding table"),
         ("mlp {}", "mlp needs embedding_dim"),

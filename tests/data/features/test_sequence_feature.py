@@ -251,3 +251,21 @@ def test_settings_that_cannot_hold_are_refused(build, text, message) -> None:
 def test_kinds_that_are_not_there_are_refused(build) -> None:
     with pytest.raises(ConfigError, match="no feature 'tokenize_feature'"):
         build('tokenize_feature { feature_name: "f" expression: "item:t" embedding_dim: 4 vocab_file: "x" }')
+
+
+def test_names_of_members_by_one_underscore(tmp_path) -> None:
+    from recgrad.config import load_config
+    from recgrad.data.features.build import features_of
+
+    member = {
+        "id_feature": {"feature_name": "item", "expression": "item:iid", "num_buckets": 5, "embedding_dim": 4}
+    }
+    sequence = {"sequence_name": "clicks", "sequence_length": 3, "sequence_delim": "|", "features": [member]}
+    config = {"data_config": {"fg_mode": "FG_DAG"}, "feature_configs": [{"sequence_feature": sequence}]}
+    (feature,) = features_of(load_config(config))
+    assert (feature.name, feature.columns) == ("clicks__item", ("clicks__iid",))
+    (feature,) = features_of(load_config({**config, "rtp_names": True}))
+    assert (feature.name, feature.columns) == ("clicks_item", ("clicks_iid",))
+    config["data_config"] = {"fg_mode": "FG_NONE"}
+    (feature,) = features_of(load_config({**config, "rtp_names": True}))
+    assert (feature.name, feature.columns) == ("clicks_item", ("clicks_item",))
