@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from recgrad.config.check import Report, check_rules
 from recgrad.config.locations import Locations
@@ -53,4 +54,4 @@ def check_config(
         tuple(Problem(locations.where(found.where), found.what) for found in some)
         for some in (built.problems, built.hints)
     )
-    return Report(problems, (*report.hints, *hints))
+    return replace(report, problems=problems, hints=(*report.hints, *hints))
