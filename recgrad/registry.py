@@ -70,12 +70,16 @@ class Registry(Generic[T]):
             raise UnknownNameError(f"no {self.kind} '{name}'{nearest(name, self)}")
         return self._entries[name]
 
-    def resolve(self, class_path: str) -> Any:
-        """What a config's class_path names: an import path or, without a dot, a name of this registry."""
+    def resolve(self, class_path: str) -> type[Any]:
+        """The class that a config's class_path names: an import path or, without a dot, a name here.
+
+        Whoever asks must see that it is a subclass of the kind before calling it: a config may name
+        anything that can be imported.
+        """
         if "." in class_path:
-            return import_object(class_path)
+            return import_class(class_path)
         try:
-            return self[class_path]
+            return _as_class(self[class_path], class_path)
         except UnknownNameError as error:
             raise RecgradError(
                 f"class_path '{class_path}': {error}; write 'package.Class', "
@@ -189,11 +193,24 @@ def _entry_points() -> Any:  # Python 3.10 has a type of its own for it
     return entry_points()
 
 
+def import_class(class_path: str) -> type[Any]:
+    """The class that a dotted path names; functions and other objects are refused, and never called."""
+    return _as_class(import_object(class_path), class_path)
+
+
+def _as_class(found: Any, class_path: str) -> type[Any]:
+    if not isinstance(found, type):
+        raise RecgradError(f"class_path '{class_path}': is not a class (it is a {type(found).__name__})")
+    return found
+
+
 def import_object(class_path: str) -> Any:
     """The object that a dotted path such as `mypkg.optim.MyOptimizer` names."""
     module_name, _, name = class_path.rpartition(".")
     if not module_name:
         raise RecgradError(f"class_path '{class_path}' has no module; write it as 'package.Class'")
+    if not all(part.isidentifier() for part in class_path.split(".")):
+        raise RecgradError(f"class_path {class_path!r} is not an import path; write it as 'package.Class'")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

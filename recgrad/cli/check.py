@@ -15,7 +15,8 @@ class Check(Command):
     """Check a config without training: every problem at once, one line each.
 
     Exit code 2 when there are problems, 0 otherwise. Hints are advice and do not fail.
-    With --data, columns, types and a sample of the rows are checked as well.
+    With --data, columns, types and a sample of the rows are checked as well. Classes that a run would
+    import are listed; --no_custom_code refuses them.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -44,7 +45,11 @@ class Check(Command):
             train_input_path=args.train_input_path,
             eval_input_path=args.eval_input_path,
             sample_rows=args.sample_rows if args.data else 0,
+            custom_code=not args.no_custom_code,
         )
+        for found in report.class_paths:
+            by = "imports" if found.imports else "loads from an installed package"
+            print(f"custom code: {found.path} {by} {found.name}")
         for hint in report.hints:
             print(f"hint: {hint}")
         for problem in report.problems:

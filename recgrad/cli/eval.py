@@ -42,6 +42,7 @@ class Eval(Command):
                 eval_input_path=args.eval_input_path,
                 edit_config_json=args.edit_config_json,
                 device=device_of(args),
+                custom_code=not args.no_custom_code,
                 stop=stop,
             )
         for name in sorted(metrics):

@@ -54,7 +54,11 @@ class LrFind(Command):
 
         set_up_process()
         config, report = prepare_config(
-            path, edit_config_json=args.edit_config_json, train_input_path=args.train_input_path, ranks=0
+            path,
+            edit_config_json=args.edit_config_json,
+            train_input_path=args.train_input_path,
+            ranks=0,
+            custom_code=not args.no_custom_code,
         )
         report.raise_problems()
         processes = Processes(device=choose_device(device_of(args)))

@@ -47,6 +47,7 @@ class Predict(Command):
                 carry_columns=[name.strip() for name in args.reserved_columns.split(",") if name.strip()],
                 edit_config_json=args.edit_config_json,
                 device=device_of(args),
+                custom_code=not args.no_custom_code,
                 stop=stop,
             )
         print(f"wrote {rows:,} predictions to {args.predict_output_path}")

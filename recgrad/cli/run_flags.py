@@ -15,6 +15,11 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="changes to the config, such as '{\"data_config.batch_size\": 512}'",
     )
+    parser.add_argument(
+        "--no-custom-code",
+        action="store_true",
+        help="refuse a config that names classes to import (class_path, activations)",
+    )
 
 
 def add_device_argument(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +48,17 @@ def config_path(args: argparse.Namespace, parser_name: str) -> str:
 
 def loaded_config(args: argparse.Namespace, parser_name: str) -> Any:
     """The config with its edits applied."""
-    from recgrad.config import edit_config, load_config
+    import warnings
 
-    config = load_config(config_path(args, parser_name))
+    from recgrad.config import LegacyWarning, edit_config, load_with_locations
+    from recgrad.config.class_paths import refuse_custom_code
+
+    loaded = load_with_locations(config_path(args, parser_name))
+    for warning in loaded.warnings:
+        warnings.warn(warning, LegacyWarning, stacklevel=2)
+    config = loaded.message
     if args.edit_config_json:
-        config = edit_config(config, args.edit_config_json)
+        config = edit_config(config, args.edit_config_json, locations=loaded.locations)
+    if args.no_custom_code:
+        refuse_custom_code(config, loaded.locations)
     return config

@@ -78,6 +78,7 @@ class Train(Command):
             edit_config_json=args.edit_config_json,
             ignore_restore_optimizer=args.ignore_restore_optimizer,
             device=device_of(args),
+            custom_code=not args.no_custom_code,
         )
         if environment.rank == 0:
             print(result.describe())

@@ -108,11 +108,12 @@ def _section(config: Any, where: str, group: str, tables: Sequence[str]) -> _Sec
     field, message = choice
     arguments = to_kwargs(message)
     if field == "custom_optimizer":
-        kind = SPARSE_OPTIMIZERS.resolve(arguments["class_path"])
+        class_path = arguments["class_path"]
+        kind = SPARSE_OPTIMIZERS.resolve(class_path)
         arguments = dict(arguments.get("params", {}))
-        if not (isinstance(kind, type) and issubclass(kind, SparseOptimizer)):
+        if not issubclass(kind, SparseOptimizer):
             raise ConfigError(
-                [Problem(f"{where}.custom_optimizer", f"{kind!r} is not a SparseOptimizer class")]
+                [Problem(f"{where}.custom_optimizer", f"{class_path} is not a SparseOptimizer class")]
             )
     else:
         kind = SPARSE_OPTIMIZERS[field]

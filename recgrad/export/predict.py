@@ -31,10 +31,12 @@ def predict(
     edit_config_json: str | Mapping[str, Any] | None = None,
     device: str | torch.device = "auto",
     stop: StopRequest | None = None,
+    custom_code: bool = True,
 ) -> int:
     """Write the predictions of a checkpoint for every row of `input_path`; returns their number.
 
     The dense half computes on `device`: auto, cpu or cuda; a torch.device is taken as it is.
+    Without `custom_code` a config that names classes by import path is refused.
 
     Raises:
         InterruptedBySignal: `stop` was asked for; nothing is written then.
@@ -47,7 +49,12 @@ def predict(
     if target.is_dir():
         raise RecgradError(f"predict: output '{target}' is a folder; name a file")
     effective, task, features = load_trained(
-        config, checkpoint_path, edit_config_json=edit_config_json, exporting=True, device=chosen
+        config,
+        checkpoint_path,
+        edit_config_json=edit_config_json,
+        exporting=True,
+        device=chosen,
+        custom_code=custom_code,
     )
     loader = build_loader(
         effective,

@@ -31,7 +31,7 @@ def build_loss(config: LossConfig) -> Loss:
     name, message = choice
     kwargs = to_kwargs(message)
     cls = LOSSES[name] if name != "custom_loss" else LOSSES.resolve(kwargs["class_path"])
-    if not (isinstance(cls, type) and issubclass(cls, Loss)):
+    if not issubclass(cls, Loss):
         raise ConfigError(
             f"custom_loss: {message.class_path} is not a subclass of recgrad.losses.Loss; "
             "subclass it and write rows(logits, labels, session)"

@@ -148,7 +148,7 @@ def _custom(message: Any) -> Metric:
 
     kwargs = to_kwargs(message)
     cls = METRICS.resolve(kwargs["class_path"])
-    if not (isinstance(cls, type) and issubclass(cls, torchmetrics.Metric)):
+    if not issubclass(cls, torchmetrics.Metric):
         raise ConfigError(f"custom_metric: {kwargs['class_path']} is not a subclass of torchmetrics.Metric")
     try:
         metric: Any = cls(**kwargs.get("params", {}))

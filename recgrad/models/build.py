@@ -81,7 +81,7 @@ def _model_class(name: str, message: Any) -> tuple[type[Model], dict[str, Any]]:
     if name != "custom_model":
         return MODELS[name], plain(message)
     cls = MODELS.resolve(message.class_path)
-    if not (isinstance(cls, type) and issubclass(cls, Model)):
+    if not issubclass(cls, Model):
         raise ConfigError(
             f"model_config.custom_model.class_path: {message.class_path} is not a subclass of "
             "recgrad.models.base.Model; subclass it and write build and predict"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recgrad.errors import nearest
-from recgrad.registry import import_object
+from recgrad.registry import import_class
 
 
 class Dice(nn.Module):
@@ -57,16 +57,17 @@ def build_activation(text: str, width: int) -> nn.Module | None:
     if name in ("nn.ReLU", "torch.nn.ReLU", "ReLU"):
         # What a linear or norm layer returns is not needed for its gradient, so ReLU may reuse the memory.
         kwargs.setdefault("inplace", True)
-    module = _activation_class(name)(**kwargs)
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"activation must name an nn.Module, got '{text}'")
-    return module
+    return _activation_class(name)(**kwargs)
 
 
-def _activation_class(name: str) -> Any:
+def _activation_class(name: str) -> type[nn.Module]:
+    """The module class of a name; whatever else the name leads to is not called."""
     short = name.removeprefix("torch.").removeprefix("nn.")
     if "." in short:
-        return import_object(name)
+        imported = import_class(name)
+        if not issubclass(imported, nn.Module):
+            raise ValueError(f"activation must name a subclass of torch.nn.Module, got '{name}'")
+        return imported
     found = getattr(nn, short, None)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ValueError(
@@ -79,10 +80,12 @@ def _arguments(text: str) -> dict[str, Any]:
     """The keyword arguments of a call such as `nn.Softplus(beta=2)`; literals only, nothing is run."""
     try:
         call = ast.parse(text, mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
+        if not isinstance(call, ast.Call) or isinstance(call.func, ast.Call) or call.args:
+            raise ValueError
+        if any(item.arg is None for item in call.keywords):
             raise ValueError
         return {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(
             f"activation must read like 'nn.LeakyReLU(negative_slope=0.2)', got '{text}'"
         ) from error

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from recgrad.check import Report, check_config
 from recgrad.config import PipelineConfig, edit_config, load_with_locations
+from recgrad.config.class_paths import refuse_custom_code
 from recgrad.config.locations import Locations
 from recgrad.data.check import check_data
 from recgrad.data.features.build import features_of
@@ -26,8 +28,12 @@ def prepare_config(
     model_dir: str | Path | None = None,
     fine_tune_checkpoint: str | None = None,
     ranks: int | None = None,
+    custom_code: bool = True,
 ) -> tuple[PipelineConfig, Report]:
-    """The config as it will run, with what was found wrong with it; `ranks` as for `check_config`."""
+    """The config as it will run, with what was found wrong with it; `ranks` as for `check_config`.
+
+    Without `custom_code`, a config that names classes by import path is refused before any is imported.
+    """
     config, locations = _effective(
         source,
         edit_config_json,
@@ -36,6 +42,7 @@ def prepare_config(
             "eval_input_path": eval_input_path,
             "model_dir": None if model_dir is None else str(model_dir),
         },
+        custom_code,
     )
     if fine_tune_checkpoint is not None:
         config.train_config.fine_tune_checkpoint = fine_tune_checkpoint
@@ -50,12 +57,17 @@ def check_everything(
     train_input_path: str | None = None,
     eval_input_path: str | None = None,
     sample_rows: int = 0,
+    custom_code: bool = True,
 ) -> Report:
-    """What `recgrad check` reports; data are looked at when `sample_rows` is above 0."""
+    """What `recgrad check` reports; data are looked at when `sample_rows` is above 0.
+
+    `custom_code` is as for `prepare_config`.
+    """
     config, locations = _effective(
         source,
         edit_config_json,
         {"train_input_path": train_input_path, "eval_input_path": eval_input_path},
+        custom_code,
     )
     report = check_config(config, locations=locations, files=sample_rows > 0)
     if not sample_rows or report.problems:
@@ -63,13 +75,16 @@ def check_everything(
     try:
         return _check_with_data(config, locations, sample_rows)
     except ConfigError as error:
-        return Report(_located(error.problems, locations), report.hints)
+        return replace(report, problems=_located(error.problems, locations))
     except RecgradError as error:
-        return Report([Problem("", str(error))], report.hints)
+        return replace(report, problems=[Problem("", str(error))])
 
 
 def _effective(
-    source: ConfigSource, edits: str | Mapping[str, Any] | None, overrides: Mapping[str, str | None]
+    source: ConfigSource,
+    edits: str | Mapping[str, Any] | None,
+    overrides: Mapping[str, str | None],
+    custom_code: bool,
 ) -> tuple[PipelineConfig, Locations]:
     """The config with all that the command line changes, and the lines of its fields."""
     loaded = load_with_locations(source)
@@ -81,6 +96,8 @@ def _effective(
         if value is not None:
             setattr(config, field, value)
             loaded.locations.forget(field)
+    if not custom_code:
+        refuse_custom_code(config, loaded.locations)
     return config, loaded.locations
 
 
@@ -93,7 +110,7 @@ def _check_with_data(config: PipelineConfig, locations: Locations, sample_rows: 
         loader = build_loader(config, config.train_input_path, features=features, training=True)
         rows = loader.num_rows
     report = check_config(config, locations=locations, rows=rows)
-    return Report([*report.problems, *_located(problems, locations)], report.hints)
+    return replace(report, problems=[*report.problems, *_located(problems, locations)])
 
 
 def _located(problems: Iterable[Problem], locations: Locations) -> list[Problem]:

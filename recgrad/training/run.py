@@ -94,12 +94,14 @@ def train(
     edit_config_json: str | Mapping[str, Any] | None = None,
     ignore_restore_optimizer: bool = False,
     device: str | torch.device = "auto",
+    custom_code: bool = True,
 ) -> TrainResult:
     """Train from a config: a path, a message or a dict. The other arguments override it.
 
     Under torchrun every process calls this, and they train together. The dense half computes on
     `device`: auto (GPUs where each process can have one), cpu or cuda; a torch.device is
-    taken as it is. Tables stay in host memory with one process.
+    taken as it is. Tables stay in host memory with one process. Without `custom_code` a config that
+    names classes by import path is refused before any is imported.
     """
     with open_processes(device=device) as processes:
         effective, report = prepare_config(
@@ -110,6 +112,7 @@ def train(
             model_dir=model_dir,
             fine_tune_checkpoint=fine_tune_checkpoint,
             ranks=processes.world_size if processes.distributed else 0,
+            custom_code=custom_code,
         )
         report.raise_problems()
         for hint in report.hints:
@@ -137,6 +140,7 @@ def train(
             _write_effective_config(effective, folder)
             _say_device(processes.device)
         again = f" --device {device}" if isinstance(device, str) and device != "auto" else ""
+        again += "" if custom_code else " --no_custom_code"
         return _run(effective, training, state, checkpoints, folder, again)
 
 
@@ -148,10 +152,11 @@ def evaluate(
     edit_config_json: str | Mapping[str, Any] | None = None,
     device: str | torch.device = "auto",
     stop: StopRequest | None = None,
+    custom_code: bool = True,
 ) -> dict[str, float]:
     """The metrics of a checkpoint, the newest of the config's model_dir by default.
 
-    `device` is as for `train`.
+    `device` and `custom_code` are as for `train`.
 
     Raises:
         InterruptedBySignal: `stop` was asked for.
@@ -163,6 +168,7 @@ def evaluate(
         eval_input_path=eval_input_path,
         edit_config_json=edit_config_json,
         device=chosen,
+        custom_code=custom_code,
     )
     loader = build_loader(
         effective, effective.eval_input_path, features=features, training=False, pin=chosen.type == "cuda"
@@ -185,6 +191,7 @@ def load_trained(
     edit_config_json: str | Mapping[str, Any] | None = None,
     exporting: bool = False,
     device: torch.device,
+    custom_code: bool = True,
 ) -> tuple[PipelineConfig, Task, list[Any]]:
     """A task with the weights of a checkpoint, for evaluation and prediction on `device`.
 
@@ -193,7 +200,11 @@ def load_trained(
     export_config.use_dense_ema where it is set, instead of eval_config's.
     """
     effective, report = prepare_config(
-        config, edit_config_json=edit_config_json, eval_input_path=eval_input_path, ranks=0
+        config,
+        edit_config_json=edit_config_json,
+        eval_input_path=eval_input_path,
+        ranks=0,
+        custom_code=custom_code,
     )
     report.raise_problems()
     features = features_of(effective)

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from recgrad.config.class_paths import ClassPath
 from recgrad.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True)
 class Report:
-    """Problems stop a run; hints do not."""
+    """Problems stop a run; hints do not.
+
+    Attributes:
+        class_paths: the classes that a run would import from outside Recgrad.
+    """
 
     problems: Sequence[Problem] = ()
     hints: Sequence[Problem] = ()
+    class_paths: Sequence[ClassPath] = ()
 
     @property
     def ok(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from recgrad.config.check.report import Report
 from recgrad.config.check.unsupported import KINDS, unsupported, without_effect
+from recgrad.config.class_paths import class_paths
 from recgrad.config.locations import Locations
 from recgrad.config.names import joiner_of
 from recgrad.config.proto.data_pb2 import FG_DAG, FG_NORMAL
@@ -105,7 +106,8 @@ class Context:
 
     def report(self) -> Report:
         """All that was found, in the order of the file, each thing once."""
-        return Report(*(_in_order(found) for found in (self._problems, self._hints)))
+        problems, hints = (_in_order(found) for found in (self._problems, self._hints))
+        return Report(problems, hints, class_paths(self.config))
 
     def suggest(self, name: str, known: Iterable[str]) -> str:
         """`; did you mean 'x'?`, for the first unknown names; comparing many would take long."""

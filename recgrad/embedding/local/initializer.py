@@ -112,7 +112,7 @@ def parse_init_fn(text: str | None, rows: int, dim: int, table: str) -> Initiali
         values = tuple(float(value) for value in initializer.parameters)
         if not all(map(math.isfinite, values)):
             raise ValueError("all numbers must be finite")
-    except (TypeError, ValueError, SyntaxError) as error:
+    except (TypeError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise ConfigError([Problem(where, f"cannot read '{text}': {error}")]) from error
     return Initializer(initializer.kind, values)
 

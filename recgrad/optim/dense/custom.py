@@ -23,7 +23,7 @@ def custom(parameters: Params, /, *, class_path: str, params: Mapping[str, Any] 
         params: its keyword arguments.
     """
     found = DENSE_OPTIMIZERS.resolve(class_path)
-    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+    if not issubclass(found, Optimizer):
         raise ValueError(f"class_path must name a torch.optim.Optimizer class, got {class_path}")
     make: Callable[..., Optimizer] = found
     options = {key: tuple(v) if isinstance(v, list) else v for key, v in (params or {}).items()}

@@ -1,0 +1,81 @@
+"""The classes that a config names by import path: the one way in which a config brings code of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+
+from recgrad.config.fill import join
+from recgrad.config.locations import Locations
+from recgrad.config.values import show
+from recgrad.errors import ConfigError, Problem
+
+CUSTOM_COMPONENT = "CustomComponent"
+ACTIVATION = "activation"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPath:
+    """A class that a config names.
+
+    Attributes:
+        path: of the field that names it.
+        name: what the field says.
+    """
+
+    path: str
+    name: str
+
+    @property
+    def imports(self) -> bool:
+        """Whether it is an import path; a name without a dot is of the entry points of a package."""
+        return "." in self.name
+
+
+def class_paths(config: Message) -> tuple[ClassPath, ...]:
+    """The classes that a run of the config would import, in the order of the config."""
+    return tuple(_class_paths(config, ""))
+
+
+def refuse_custom_code(config: Message, locations: Locations) -> None:
+    """Raise for every class that the config would import; names that installed packages register may stay."""
+    problems = [
+        Problem(
+            locations.where(found.path),
+            f"{show(found.name)} would be imported, and custom code is refused (--no_custom_code, or "
+            "custom_code=False); use a component of Recgrad, or allow it if you trust the config",
+        )
+        for found in class_paths(config)
+        if found.imports
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def imported_activation(text: str) -> str:
+    """The import path in an activation such as `my.Swish(beta=2)`; empty for torch's own and for Dice."""
+    name = text.partition("(")[0].strip()
+    short = name.removeprefix("torch.").removeprefix("nn.")
+    return name if "." in short and not name.startswith("torch.nn.") else ""
+
+
+def _class_paths(message: Any, path: str) -> Iterator[ClassPath]:
+    if message.DESCRIPTOR.name == CUSTOM_COMPONENT:
+        yield ClassPath(join(path, "class_path"), message.class_path)
+        return
+    for field, value in message.ListFields():
+        where = join(path, field.name)
+        if field.name == ACTIVATION or field.name.endswith(f"_{ACTIVATION}"):
+            name = imported_activation(value)
+            if name:
+                yield ClassPath(where, name)
+        elif field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        elif field.is_repeated:
+            for number, item in enumerate(value):
+                yield from _class_paths(item, f"{where}[{number}]")
+        else:
+            yield from _class_paths(value, where)
