@@ -177,6 +177,14 @@ def test_commands_refuse_custom_code_before_it_is_imported(
     assert not Path(config.model_dir).exists()
 
 
+def test_a_report_refuses_custom_code(config: PipelineConfig, tmp_path: Path, capsys: Any) -> None:
+    own = with_class(config, "model_config.losses[0]", "parts.PolyLoss")
+    save_config(own, tmp_path / "model" / "pipeline.config")
+    assert main(["report", str(tmp_path / "model"), "--no_custom_code"]) == 2
+    assert "'parts.PolyLoss' would be imported" in capsys.readouterr().err
+    assert not (tmp_path / "model" / "report.html").exists()
+
+
 def test_python_refuses_custom_code(config: PipelineConfig, tmp_path: Path) -> None:
     own = with_class(config, "model_config.losses[0]", "parts.PolyLoss")
     for call in (

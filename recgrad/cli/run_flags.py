@@ -15,6 +15,11 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="changes to the config, such as '{\"data_config.batch_size\": 512}'",
     )
+    add_custom_code_argument(parser)
+
+
+def add_custom_code_argument(parser: argparse.ArgumentParser) -> None:
+    """Whether a config may bring code of its own."""
     parser.add_argument(
         "--no-custom-code",
         action="store_true",

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recgrad.config import load_config
+from recgrad.config import load_config, load_with_locations
+from recgrad.config.class_paths import refuse_custom_code
 from recgrad.data.loader import build_loader
 from recgrad.errors import RecgradError
 from recgrad.export import report_plots
@@ -48,12 +49,19 @@ pre { overflow: auto; font-size: 13px; max-height: 40rem; } summary { cursor: po
 
 
 def write_report(
-    model_dir: str | Path, out: str | Path | None = None, *, device: str | torch.device = "auto"
+    model_dir: str | Path,
+    out: str | Path | None = None,
+    *,
+    device: str | torch.device = "auto",
+    custom_code: bool = True,
 ) -> Path:
-    """Write the report of a run; returns the file. The model computes on `device`, as in `predict`."""
+    """Write the report of a run; returns the file. `device` and `custom_code` are as for `predict`."""
     folder, chosen = Path(model_dir), choose_device(device)
     if not (folder / CONFIG_FILE).exists():
         raise RecgradError(f"report: {folder} has no {CONFIG_FILE}; name the model_dir of a run")
+    if not custom_code:
+        loaded = load_with_locations(folder / CONFIG_FILE)
+        refuse_custom_code(loaded.message, loaded.locations)
     events = load_events(folder / EVENTS_FILE)
     target = Path(out) if out is not None else folder / "report.html"
     target.parent.mkdir(parents=True, exist_ok=True)

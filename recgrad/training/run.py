@@ -6,7 +6,7 @@ import logging
 import shlex
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,10 @@ from recgrad.training.checkpoint import (
     restore,
     verify_checkpoint,
 )
+from recgrad.training.checkpoint.staging import remove_leftovers
 from recgrad.training.evaluator import evaluate as evaluate_task
 from recgrad.training.hooks.console import describe_metrics
+from recgrad.training.model_lock import LOCK_NAME, hold_model_dir
 from recgrad.training.preflight import ConfigSource, prepare_config
 from recgrad.training.processes import Processes, choose_device, open_processes
 from recgrad.training.runtime import seed_everything, untouched_generators
@@ -103,7 +105,7 @@ def train(
     taken as it is. Tables stay in host memory with one process. Without `custom_code` a config that
     names classes by import path is refused before any is imported.
     """
-    with open_processes(device=device) as processes:
+    with open_processes(device=device) as processes, ExitStack() as held:
         effective, report = prepare_config(
             config,
             edit_config_json=edit_config_json,
@@ -128,6 +130,7 @@ def train(
                 "--ignore_restore_optimizer: nothing is restored; give --continue_train or a "
                 "fine_tune_checkpoint as well, or leave it out"
             )
+        processes.on_main(lambda: held.enter_context(hold_model_dir(folder)))
         start_from = processes.on_main(
             lambda: _check_model_dir(folder, checkpoints, goes_on, processes.doing)
         )
@@ -344,9 +347,7 @@ def _check_model_dir(
     """The checkpoint to go on from, or None for a fresh start."""
     if continue_train:
         return checkpoints.latest(doing)
-    if folder.exists() and not folder.is_dir():
-        raise RecgradError(f"model_dir {folder} is a file; choose another --model_dir")
-    if folder.exists() and any(folder.iterdir()):
+    if any(path.name != LOCK_NAME for path in folder.iterdir()):
         raise RecgradError(
             f"model_dir {folder} is not empty; go on with what is there (--continue_train), "
             "or choose another --model_dir"
@@ -391,7 +392,9 @@ def _checked_checkpoint(source: str, doing: Callable[[str], None]) -> Path:
 
 def _write_effective_config(config: PipelineConfig, folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder, "")  # of a run that was killed: nobody else writes here now
+        for torn in folder.glob(f".{CONFIG_FILE}.*.tmp"):
+            torn.unlink()
         save_config(config, folder / CONFIG_FILE)
         (folder / VERSION_FILE).write_text(f"{__version__}\n")
     except OSError as error:
