@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from recgrad.errors import CheckpointError
@@ -56,6 +57,25 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     optimizer.load_state_dict(copy.deepcopy(dict(state)))
     for group, own in zip(optimizer.param_groups, settings):
         group.update(own)
+        for parameter in group["params"]:
+            _check_state(parameter, optimizer.state.get(parameter, {}), fused=bool(group.get("fused")))
+
+
+def _check_state(parameter: Tensor, state: Any, *, fused: bool) -> None:
+    """Raise a ValueError for a state that is not this parameter's.
+
+    torch's fused kernels do not look at sizes: they would read and write beyond the end of a shorter one.
+    """
+    if not isinstance(state, Mapping):
+        raise ValueError(f"the state of a parameter is a {type(state).__name__}, not a map")
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            continue
+        fits = value.numel() == 1 if name == "step" else value.shape == parameter.shape or not fused
+        if not fits:
+            raise ValueError(
+                f"the optimizer's '{name}' is {list(value.shape)} for a parameter of {list(parameter.shape)}"
+            )
 
 
 def load_schedule(schedule: Schedule, state: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from recgrad.errors import RecgradError, nearest
+from recgrad.errors import CheckpointError, RecgradError, nearest
 from recgrad.optim.averaging import EMA, Averages
 from recgrad.optim.bounds import at_least
 from recgrad.optim.clipping import GradientClipping, Reduce, total_norm
@@ -101,6 +101,7 @@ class Updater:
         self.num_updates = 0
         self.epoch = 0
         self._micro_batches = 0
+        self._unproven = False  # whether a loaded state has been used
         self._stale = False
         self._dense_optimizers = distinct_optimizers(self.dense)
         self._sparse_optimizers = [
@@ -155,13 +156,27 @@ class Updater:
         self._micro_batches += 1
         if self._micro_batches < self.accumulation_steps:
             return StepResult(False, False, None, self.rates())
-        return self._update()
+        return self._first_update() if self._unproven else self._update()
 
     def flush(self) -> StepResult:
         """Updates with the mean of the micro-batches that are in, when there are some."""
         if self._micro_batches == 0:
             return StepResult(False, False, None, self.rates())
-        return self._update()
+        return self._first_update() if self._unproven else self._update()
+
+    def _first_update(self) -> StepResult:
+        """The first update with a loaded state: only here do optimizers look at all that is in it."""
+        try:
+            result = self._update()
+        except RecgradError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"the optimizer state of the checkpoint does not fit this model: {type(error).__name__}: "
+                f"{error}; leave it out with --ignore_restore_optimizer"
+            ) from error
+        self._unproven = False
+        return result
 
     def start_epoch(self, n: int) -> None:
         """Says that n epochs are finished; schedules by epoch go by it."""
@@ -313,5 +328,6 @@ class Updater:
                 if name in state["training_weights"]:
                     weight.copy_(state["training_weights"][name])
         self._micro_batches = 0
+        self._unproven = True
         self._zero()
         self._set_rates()

@@ -13,7 +13,7 @@ from recgrad.errors import CheckpointError
 from recgrad.optim.sparse import SparseOptimizer
 from recgrad.training.assembly import Training
 from recgrad.training.averaged import evaluated_weights
-from recgrad.training.checkpoint import Snapshot, TableRows, own_pieces
+from recgrad.training.checkpoint import Snapshot, TableRows, content_of, own_pieces
 from recgrad.training.conditions import conditions_here, describe_changes, package_versions
 from recgrad.training.dense_state import dense_buffers, dense_state, load_dense_state
 from recgrad.training.processes import Processes
@@ -92,8 +92,10 @@ def resume(snapshot: Snapshot, training: Training, *, optimizers: bool = True) -
     tree: Any = snapshot.tree
     model = training.task.model
     _check_tables(snapshot, model.engine)
-    own = _of_this_rank(tree, training.processes)
-    try:
+    with content_of(snapshot.step, _TRAIN):
+        own = _of_this_rank(tree, training.processes)
+        state = TrainState.from_tree(tree["state"], step=snapshot.step)
+        _check_counts(tree["updater"])
         load_dense_state(model, {**tree["model"], **tree["buffers"], **tree["updater"]["training_weights"]})
         if optimizers:
             training.updater.load_state_dict(tree["updater"])
@@ -102,14 +104,11 @@ def resume(snapshot: Snapshot, training: Training, *, optimizers: bool = True) -
             training.updater.start_epoch(tree["updater"]["epoch"])
         if own is not None:
             training.task.load_train_metrics_state(own["train_metrics"])
-        state = TrainState.from_tree(tree["state"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise _misfit(snapshot, error) from error
-    restore_tables(snapshot, model.engine, training.sparse_optimizer if optimizers else None)
-    if own is not None:
-        set_rng_state(own["rng"], training.processes.device)
-    if state.position is not None:
-        state.position = training.train_loader.position_from(state.position).to_json()
+        restore_tables(snapshot, model.engine, training.sparse_optimizer if optimizers else None)
+        if own is not None:
+            set_rng_state(own["rng"], training.processes.device)
+        if state.position is not None:
+            state.position = training.train_loader.position_from(state.position).to_json()
     return state
 
 
@@ -127,6 +126,12 @@ def say_other_conditions(snapshot: Snapshot, processes: Processes) -> None:
         )
 
 
+def _check_counts(updater: Any) -> None:
+    for name in ("num_updates", "epoch"):
+        if type(updater[name]) is not int or updater[name] < 0:
+            raise ValueError(f"updater.{name} is not a whole number from 0")
+
+
 def _of_this_rank(tree: Mapping[str, Any], processes: Processes) -> Any:
     """Generators and training metrics of the same rank among as many; None if there were more or fewer."""
     ranks = tree.get("ranks", [tree])
@@ -136,22 +141,21 @@ def _of_this_rank(tree: Mapping[str, Any], processes: Processes) -> Any:
 def load_weights(snapshot: Snapshot, task: Task, *, use_ema: bool) -> None:
     """The weights that evaluation sees; with a moving average, that or the weights in training."""
     tree: Any = snapshot.tree
-    state = dict(tree["model"])
-    if tree["updater"]["ema"] is not None:
-        state.update(tree["updater"]["ema"]["averages"] if use_ema else tree["updater"]["training_weights"])
-    try:
+    with content_of(snapshot.step, _EVALUATE):
+        state = dict(tree["model"])
+        if tree["updater"]["ema"] is not None:
+            averages, training = tree["updater"]["ema"]["averages"], tree["updater"]["training_weights"]
+            state.update(averages if use_ema else training)
         load_dense_state(task.model, state)
-    except (KeyError, ValueError) as error:
-        raise _misfit(snapshot, error, _EVALUATE) from error
-    _check_tables(snapshot, task.model.engine, _EVALUATE)
-    restore_tables(snapshot, task.model.engine, None)
+        _check_tables(snapshot, task.model.engine, _EVALUATE)
+        restore_tables(snapshot, task.model.engine, None)
 
 
 _TRAIN = "train from its weights alone with --fine_tune_checkpoint in a new model_dir"
 _EVALUATE = "give the config that it was trained with (pipeline.config of its model_dir)"
 
 
-def _misfit(snapshot: Snapshot, error: Exception | str, remedy: str = _TRAIN) -> CheckpointError:
+def _misfit(snapshot: Snapshot, error: str, remedy: str = _TRAIN) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint of step {snapshot.step} does not fit this config: {error}; {remedy}"
     )

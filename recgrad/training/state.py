@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -39,6 +40,53 @@ class TrainState:
         return asdict(self)
 
     @classmethod
-    def from_tree(cls, tree: dict[str, Any]) -> TrainState:
-        """Back from a checkpoint."""
-        return cls(**tree)
+    def from_tree(cls, tree: dict[str, Any], *, step: int) -> TrainState:
+        """Back from the checkpoint of a step; raises a ValueError for values that no run has written."""
+        state = cls(**tree)
+        for name, holds in _HOLDS.items():
+            if not holds(getattr(state, name)):
+                raise ValueError(f"state.{name} is malformed")
+        if state.step != step:
+            raise ValueError(f"state.step is {state.step}")
+        return state
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_best(value: Any) -> bool:
+    """{} or {"metric": …, "value": …, "step": …}."""
+    if not isinstance(value, dict):
+        return False
+    kinds = {"metric": str, "value": (int, float), "step": int}
+    return not value or all(isinstance(value.get(name), kind) for name, kind in kinds.items())
+
+
+def _is_watched(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(metric, str) and isinstance(seen, list) and all(map(_is_evaluation, seen))
+        for metric, seen in value.items()
+    )
+
+
+def _is_evaluation(pair: Any) -> bool:
+    return (
+        isinstance(pair, (list, tuple))
+        and len(pair) == 2
+        and _is_count(pair[0])
+        and isinstance(pair[1], (int, float))
+    )
+
+
+_HOLDS: dict[str, Callable[[Any], bool]] = {
+    "step": _is_count,
+    "epoch": _is_count,
+    "samples": _is_count,
+    "position": lambda value: value is None or isinstance(value, str),
+    "skipped": _is_count,
+    "best": _is_best,
+    "watched": _is_watched,
+    "evaluation_due": lambda value: isinstance(value, bool),
+    "stopped": lambda value: isinstance(value, str),
+}

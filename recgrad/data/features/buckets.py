@@ -6,6 +6,7 @@ values that have none as faults.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -181,6 +182,8 @@ def vocabulary_of_file(path: str, default: str, unknown: int | None) -> Vocabula
     """A vocab_file: a word a line, numbered from 0, or `word number` lines. UTF-8."""
     if unknown is None:
         raise ValueError("vocab_file needs default_bucketize_value, the id of words that are not in the file")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"vocab_file '{path}' cannot be read: it is not a regular file")
     try:
         with open(path, encoding="utf-8") as file:
             lines = [line.rstrip("\r\n") for line in file]

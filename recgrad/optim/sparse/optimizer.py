@@ -298,6 +298,8 @@ class SparseOptimizer(EagerOptimizer):
                 f"table '{table}': the optimizer's state has no '{_RESERVED}', its number of updates"
             )
         step = int(values.pop(_RESERVED))
+        if not 0 <= step < 1 << 53:
+            raise CheckpointError(f"table '{table}': its number of updates is {step}")
         self.tables[table].import_states(np.asarray(row_ids, np.int64), values)
         self._steps[table] = step
 

@@ -1,5 +1,6 @@
 """Checkpoints: folders of raw arrays and JSON that appear whole or not at all."""
 
+from recgrad.training.checkpoint.content import content_of
 from recgrad.training.checkpoint.diff import Difference, diff_snapshots
 from recgrad.training.checkpoint.manager import CheckpointManager, resolve_checkpoint
 from recgrad.training.checkpoint.manifest import Manifest, load_manifest
@@ -21,6 +22,7 @@ __all__ = [
     "StateStore",
     "TableRows",
     "TableStore",
+    "content_of",
     "diff_snapshots",
     "load_manifest",
     "own_pieces",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from recgrad.errors import CheckpointError
 from recgrad.training.checkpoint.json_text import dump_json, parse_json
-from recgrad.training.checkpoint.manifest import MANIFEST_NAME, read_bytes
+from recgrad.training.checkpoint.manifest import FOLDER_NAME, MANIFEST_NAME, read_bytes
 from recgrad.training.checkpoint.ranks import Ranks, write_together
 from recgrad.training.checkpoint.reader import verify_checkpoint
 from recgrad.training.checkpoint.snapshot import Snapshot
@@ -23,7 +23,6 @@ BEST_NAME = "best_checkpoint.json"
 MAX_BEST_BYTES = 1 << 16
 
 _PREFIX = "model.ckpt-"
-_FOLDER = re.compile(r"model\.ckpt-(0|[1-9][0-9]{0,18})", re.ASCII)
 _log = logging.getLogger(__name__)
 
 
@@ -113,7 +112,9 @@ class CheckpointManager:
         """The steps that have a checkpoint folder, ascending; whole or damaged."""
         if not self.model_dir.is_dir():
             return []
-        matches = (_FOLDER.fullmatch(entry.name) for entry in os.scandir(self.model_dir) if entry.is_dir())
+        matches = (
+            FOLDER_NAME.fullmatch(entry.name) for entry in os.scandir(self.model_dir) if entry.is_dir()
+        )
         return sorted(int(match[1]) for match in matches if match)
 
     def latest(self, doing: Callable[[str], None] | None = None) -> Path | None:
@@ -131,7 +132,7 @@ class CheckpointManager:
             for step in reversed(self.steps()):
                 path = self.path(step)
                 try:
-                    self._verify(step, doing)
+                    verify_checkpoint(path, doing=doing)
                 except CheckpointError as error:
                     if not path.is_dir():
                         break  # Another process has just removed it, for it has written newer ones.
@@ -144,11 +145,6 @@ class CheckpointManager:
         if problems:
             raise CheckpointError("\n".join([f"{self.model_dir}: no checkpoint is whole", *problems]))
         return None
-
-    def _verify(self, step: int, doing: Callable[[str], None] | None) -> None:
-        manifest = verify_checkpoint(self.path(step), doing=doing)
-        if manifest.step != step:
-            raise CheckpointError(f"{self.path(step)}: holds step {manifest.step}, not {step}")
 
     def best(self) -> int | None:
         """The step that was last marked best, or None."""
@@ -233,7 +229,7 @@ def resolve_checkpoint(path: Path | str, doing: Callable[[str], None] | None = N
     `doing` is as for `CheckpointManager.latest`.
     """
     path = Path(path)
-    if (path / MANIFEST_NAME).is_file() or _FOLDER.fullmatch(path.name):
+    if (path / MANIFEST_NAME).is_file() or FOLDER_NAME.fullmatch(path.name):
         return path
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such folder")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ TREE_ARRAYS_NAME = "tree.safetensors"
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_TREE_BYTES = 64 << 20
 
+FOLDER_NAME = re.compile(r"model\.ckpt-(0|[1-9][0-9]{0,18})", re.ASCII)
 _FIRST_LINE = re.compile(rb'\{\n  "crc32": "([0-9a-f]{8})",\n')
 _SHARD_PATH = re.compile(r"tables/[A-Za-z0-9_.~%-]{1,250}/[0-9]{5}-of-[0-9]{5}\.safetensors", re.ASCII)
 
@@ -143,6 +145,7 @@ def load_manifest(folder: Path) -> Manifest:
         files=_files(path, body.get("files")),
     )
     _check_references(path, manifest)
+    _check_place(folder, manifest)
     return manifest
 
 
@@ -228,6 +231,20 @@ def _columns(path: Path, entry: Mapping[str, Any], num_shards: int) -> tuple[tup
         f"table {entry['name'][:200]!r} has no valid 'columns'",
     )
     return tuple((first, count) for first, count in columns)
+
+
+def _check_place(folder: Path, manifest: Manifest) -> None:
+    """The folder's name must not belie its step, and nothing in it may lead elsewhere."""
+    named = FOLDER_NAME.fullmatch(folder.name)
+    if named is not None and int(named[1]) != manifest.step:
+        raise CheckpointError(f"{folder}: holds step {manifest.step}, not {named[1]}; rename it")
+    below = {parent for name in manifest.files for parent in Path(name).parents} - {Path()}
+    for part in sorted(below):
+        try:
+            status = os.lstat(folder / part)
+        except OSError as error:
+            raise CheckpointError(f"{folder / part}: cannot be read ({error.strerror})") from error
+        require(stat.S_ISDIR(status.st_mode), folder / part, "is not a folder (links are not followed)")
 
 
 def _check_references(path: Path, manifest: Manifest) -> None:

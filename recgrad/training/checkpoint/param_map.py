@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Collection
 from pathlib import Path
 
 from recgrad.errors import CheckpointError, nearest
 
+MAX_BYTES = 64 << 20
 _TABLE_WEIGHT = re.compile(r"(?:.*\.)?(?:embedding_bags|embeddings)\.(?P<table>.+)\.weight")
 
 
@@ -27,8 +30,14 @@ def load_param_map(path: Path | str, *, here: Collection[str], there: Collection
         CheckpointError: all lines that are malformed or name what does not exist.
     """
     try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            what = f"has {status.st_size:,} bytes" if stat.S_ISREG(status.st_mode) else "is no regular file"
+            raise CheckpointError(
+                f"fine_tune_ckpt_param_map {path}: {what}; a map is a text file of up to {MAX_BYTES >> 20} MB"
+            )
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"fine_tune_ckpt_param_map {path}: cannot be read ({error})") from error
     found: dict[str, str] = {}
     problems = []

@@ -13,6 +13,7 @@ from torch import nn
 
 from recgrad.errors import CheckpointError
 from recgrad.optim.updater import Updater
+from recgrad.training.checkpoint.content import content_of
 from recgrad.training.checkpoint.optimizer_restore import restart_average, restore_dense_optimizers
 from recgrad.training.checkpoint.param_map import load_param_map
 from recgrad.training.checkpoint.report import Anew, RestoredTable, RestoreReport
@@ -20,6 +21,7 @@ from recgrad.training.checkpoint.snapshot import Snapshot, TableRows
 from recgrad.training.checkpoint.stores import StateStore, TableStore, own_pieces
 from recgrad.training.dense_state import dense_state
 
+_REMEDY = "take its weights alone with --ignore_restore_optimizer, or another checkpoint"
 StateShapes: TypeAlias = Mapping[str, Mapping[str, tuple[int, ...]]]
 
 
@@ -53,9 +55,10 @@ def restore(
         CheckpointError: the map names what does not exist, or nothing at all fits.
     """
     state_shapes = {} if sparse_optimizer is None else _state_shapes(sparse_optimizer)
-    return _Restore(snapshot, model, engine, param_map).run(
-        sparse_optimizer, updater, state_shapes, ignore_optimizer=ignore_optimizer
-    )
+    with content_of(snapshot.step, _REMEDY):
+        return _Restore(snapshot, model, engine, param_map).run(
+            sparse_optimizer, updater, state_shapes, ignore_optimizer=ignore_optimizer
+        )
 
 
 @dataclass(frozen=True)
