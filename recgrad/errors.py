@@ -47,6 +47,10 @@ class CheckpointError(RecgradError):
     """A checkpoint that is missing, damaged or does not fit the model."""
 
 
+class LostRankError(CheckpointError):
+    """A checkpoint that was not written because another rank did not do its part in time."""
+
+
 class ProcessError(RecgradError):
     """A process of a distributed run that is late or gone, or failed by itself.
 

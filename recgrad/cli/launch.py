@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from recgrad.cli.outcome import POLITE, Outcome, judge
+from recgrad.cli.outcome import POLITE, SIGNALLED, Outcome, judge
 from recgrad.training.signals import HANDLED
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ LOOK_SECS = 0.05
 END_SECS = 30.0
 # Those that still wait for it to come cannot notice.
 MEET_SECS = 2.0
+PR_SET_PDEATHSIG = 1
+# A store that is gone is said in our words, not in frames of C++.
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -154,14 +158,34 @@ class _Start:
 
 
 def _start_process(command: Sequence[str], variables: Mapping[str, object]) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    environment = {**QUIET, **os.environ, **{name: str(value) for name, value in variables.items()}}
     return subprocess.Popen(
         command,
         env=environment,
         stdin=subprocess.DEVNULL,
         # Else Ctrl-C would reach the processes twice: from the terminal and from here.
         start_new_session=True,
+        preexec_fn=_end_with(os.getpid()),
     )
+
+
+def _end_with(launcher: int) -> Callable[[], None] | None:
+    """What a new process does first: ask the kernel for a SIGTERM when the launcher dies, however it dies.
+
+    A rank that trains then finishes its step and saves, as after any SIGTERM; one that has not begun
+    ends at once. None where the kernel has no such thing: there the ranks' heartbeats notice.
+    """
+    try:
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+    except (OSError, AttributeError):
+        return None
+
+    def ask() -> None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        if os.getppid() != launcher:
+            os._exit(SIGNALLED + signal.SIGTERM)
+
+    return ask
 
 
 def _serve_board(listener: socket.socket, nproc: int, restarts: int) -> Board:

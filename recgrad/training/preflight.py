@@ -15,6 +15,7 @@ from recgrad.data.check import check_data
 from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
 from recgrad.errors import ConfigError, Problem, RecgradError
+from recgrad.training.processes import read_environment
 
 ConfigSource = str | Path | Mapping[str, Any] | PipelineConfig
 
@@ -48,6 +49,24 @@ def prepare_config(
         config.train_config.fine_tune_checkpoint = fine_tune_checkpoint
         locations.forget("train_config.fine_tune_checkpoint")
     return config, check_config(config, locations=locations, ranks=ranks, files=True)
+
+
+def meeting_timeout(source: ConfigSource, edits: str | Mapping[str, Any] | None) -> float:
+    """How long ranks wait for each other to come, which they do before the config is checked.
+
+    With a config that cannot be read or has no sound value it is the default; the error comes later, once.
+    """
+    default = PipelineConfig().train_config.process_timeout_secs
+    if not read_environment().distributed:
+        return default
+    try:
+        config = load_with_locations(source).message
+        if edits:
+            config = edit_config(config, edits)
+    except RecgradError:
+        return default
+    found = config.train_config.process_timeout_secs
+    return found if found >= 1 else default
 
 
 def check_everything(

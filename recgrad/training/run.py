@@ -38,7 +38,7 @@ from recgrad.training.checkpoint.staging import remove_leftovers
 from recgrad.training.evaluator import evaluate as evaluate_task
 from recgrad.training.hooks.console import describe_metrics
 from recgrad.training.model_lock import LOCK_NAME, hold_model_dir
-from recgrad.training.preflight import ConfigSource, prepare_config
+from recgrad.training.preflight import ConfigSource, meeting_timeout, prepare_config
 from recgrad.training.processes import Processes, choose_device, open_processes
 from recgrad.training.runtime import seed_everything, untouched_generators
 from recgrad.training.signals import StopRequest
@@ -105,7 +105,8 @@ def train(
     taken as it is. Tables stay in host memory with one process. Without `custom_code` a config that
     names classes by import path is refused before any is imported.
     """
-    with open_processes(device=device) as processes, ExitStack() as held:
+    timeout_secs = meeting_timeout(config, edit_config_json)
+    with open_processes(timeout_secs, device=device) as processes, ExitStack() as held:
         effective, report = prepare_config(
             config,
             edit_config_json=edit_config_json,
@@ -281,6 +282,7 @@ def _run(
             save=save_now,
         )
         trainer.run()
+        processes.doing(f"saving the checkpoint of step {state.step}", tell=True)
         checkpoints.wait()
     return TrainResult(
         model_dir=folder,

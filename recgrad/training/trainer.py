@@ -134,7 +134,7 @@ class Trainer:
         self.state.evaluation_due = self._evaluate is not None
         if self._evaluate is None:
             return {}
-        self._doing("evaluation")
+        self.processes.doing(f"the evaluation of step {self.state.step}", tell=True)
         try:
             with self._pending.excluded():
                 metrics = self._evaluate(self)
@@ -148,7 +148,7 @@ class Trainer:
     def save(self) -> None:
         """Hand a checkpoint of this moment to the writer."""
         if self._save is not None:
-            self._doing("saving")
+            self.processes.doing(f"saving the checkpoint of step {self.state.step}", tell=True)
             with self._pending.excluded():
                 self._save(self)
             self._call("after_save")

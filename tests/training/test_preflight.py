@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recgrad.config import PipelineConfig, save_config
-from recgrad.training.preflight import check_everything, prepare_config
+from recgrad.training.preflight import check_everything, meeting_timeout, prepare_config
 
 
 @pytest.fixture
@@ -89,3 +89,23 @@ def test_patterns_that_match_no_table_are_found_where_tables_have_constraints(
     assert (
         "train_config.sparse_optimizer.part_optimizers[0].regex_pattern: 'absent' matches no table" in problem
     )
+
+
+def test_ranks_meet_within_the_timeout_of_the_config(
+    path: Path, config: PipelineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edits = {"train_config.process_timeout_secs": 30}
+    assert meeting_timeout(path, edits) == 600  # a process alone meets nobody
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.setenv(name, "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert meeting_timeout(path, None) == 600
+    assert meeting_timeout(path, edits) == 30
+    config.train_config.process_timeout_secs = 45
+    assert meeting_timeout(config, None) == 45
+    # What is wrong with the config is said later, once for all ranks.
+    assert meeting_timeout(path, {"train_config.process_timeout_secs": 0}) == 600
+    assert meeting_timeout(path, "{") == 600
+    assert meeting_timeout(path.parent / "none.config", None) == 600

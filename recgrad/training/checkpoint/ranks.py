@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recgrad.errors import CheckpointError
+from recgrad.errors import CheckpointError, LostRankError
 from recgrad.training.checkpoint.arrays import FileRecord
 from recgrad.training.checkpoint.json_text import dump_json, parse_json, require
 from recgrad.training.checkpoint.manifest import TableEntry, shard_path
@@ -47,6 +47,7 @@ from recgrad.training.checkpoint.writer import (
 
 FAILURE_NAME = "failure.txt"
 
+_LOST = "may have died"
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2
 _LOOKS = 8  # times that a wait looks for signs of life
 
@@ -121,7 +122,7 @@ def _lead(path: Path, snapshot: Snapshot, ranks: Ranks, attempt: int, all_here: 
 def _failure(path: Path, error: BaseException) -> CheckpointError:
     """What rank 0 and through it all others say."""
     if isinstance(error, CheckpointError):
-        return not_written(path, str(error))
+        return not_written(path, str(error), type(error))
     reason = error.strerror if isinstance(error, OSError) else None
     return not_written(path, f"rank 0: {reason or repr(error)}")
 
@@ -150,7 +151,9 @@ def _follow(path: Path, snapshot: Snapshot, ranks: Ranks, attempt: int) -> None:
         patience = _Patience(ranks, 1.25 * ranks.timeout_secs + 1, lambda: [staging])
         while _identity(staging) == identity:
             if not patience.pause():
-                raise not_written(path, f"rank 0: not done within {patience.seconds:g} s, may have died")
+                raise not_written(
+                    path, f"rank 0: not done within {patience.seconds:g} s, {_LOST}", LostRankError
+                )
         if _identity(path) != identity:
             raise _given_up(path, staging)
 
@@ -170,7 +173,7 @@ def _joined(path: Path, staging: Path, ranks: Ranks) -> Iterator[tuple[int, int]
                 raise not_written(path, f"rank {ranks.rank}: {path.parent} cannot be written to") from None
             if not patience.pause():
                 raise not_written(
-                    path, f"rank 0: not begun within {patience.seconds:g} s, may have died"
+                    path, f"rank 0: not begun within {patience.seconds:g} s, {_LOST}", LostRankError
                 ) from None
         except OSError as error:
             raise not_written(path, f"rank {ranks.rank}: {error.strerror}") from error
@@ -192,8 +195,9 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 def _given_up(path: Path, staging: Path) -> CheckpointError:
     for folder in (failed_folder(staging), staging):
         with suppress(OSError):
-            return CheckpointError((folder / FAILURE_NAME).read_text())
-    return not_written(path, "rank 0 gave up the save or was killed")
+            text = (folder / FAILURE_NAME).read_text()
+            return LostRankError(text) if _LOST in text else CheckpointError(text)
+    return not_written(path, "rank 0 gave up the save or was killed", LostRankError)
 
 
 def _write_shards(
@@ -239,7 +243,7 @@ def _await_records(staging: Path, step: int, ranks: Ranks) -> list[Shard]:
             missing.remove(rank)
         if missing and not patience.pause():
             names = ", ".join(f"rank {rank}" for rank in missing)
-            raise CheckpointError(f"{names}: not done within {patience.seconds:g} s, may have died")
+            raise LostRankError(f"{names}: not done within {patience.seconds:g} s, {_LOST}")
     return [shard for _, shards in sorted(found.items()) for shard in shards]
 
 

@@ -58,9 +58,9 @@ def write_checkpoint(path: Path | str, snapshot: Snapshot) -> Path:
     return path
 
 
-def not_written(path: Path, reason: str) -> CheckpointError:
+def not_written(path: Path, reason: str, kind: type[CheckpointError] = CheckpointError) -> CheckpointError:
     """The error of a save that failed."""
-    return CheckpointError(
+    return kind(
         f"{path}: the checkpoint could not be written ({reason}); nothing was left there, "
         "checkpoints written before are untouched"
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import torch.distributed as dist
 
+from recgrad.errors import LostRankError
 from recgrad.training.processes.board import Beat, Board, Failure, known
 from recgrad.training.processes.heartbeat import MANY_EVERY_SECS, is_gone
 
@@ -22,9 +23,9 @@ CLOSED = re.compile(r"closed by peer|reset by peer|broken pipe", re.I)
 
 
 def comes_from_a_peer(error: BaseException) -> bool:
-    """Whether an error, or what it came of, is that of a collective left alone by another rank."""
+    """Whether an error, or what it came of, is that of a collective or a save left alone by another rank."""
     return any(
-        isinstance(one, dist.DistError)
+        isinstance(one, (dist.DistError, LostRankError))
         or (isinstance(one, RuntimeError) and (TIMED_OUT.search(str(one)) or CLOSED.search(str(one))))
         for one in _chain(error)
     )
@@ -35,7 +36,7 @@ def find_cause(board: Board, own: Beat, error: BaseException, timeout_secs: floa
 
     Processes of this machine are looked up; of those of another one, signs of life are awaited.
     """
-    timed_out = any(TIMED_OUT.search(str(one)) for one in _chain(error))
+    timed_out = any(isinstance(one, LostRankError) or TIMED_OUT.search(str(one)) for one in _chain(error))
     before = board.beats()
     deadline = time.monotonic() + SILENCE_SECS
     while True:

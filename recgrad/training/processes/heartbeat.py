@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ MANY_RANKS = 64
 MANY_EVERY_SECS = 1.0
 # Where a frame on top means that the process waits for others.
 COLLECTIVES = (f"torch{os.sep}distributed{os.sep}", f"torchrec{os.sep}distributed{os.sep}")
+PR_GET_PDEATHSIG = 2
 OWN_CODE = f"{os.sep}recgrad{os.sep}"
 
 
@@ -32,12 +34,18 @@ class Pulse:
         self.waits = False  # for another rank, other than in a collective
         self._now: tuple[str, float, int] = ("starting", time.time(), 0)
         self._number = 0
+        self.wake = threading.Event()  # a beat is wanted now
         self._thread = threading.get_ident()
         self._started = start_ticks(os.getpid())
 
-    def doing(self, what: str) -> None:
-        """Say what the process does from now on."""
+    def doing(self, what: str, *, tell: bool = False) -> None:
+        """Say what the process does from now on; `tell` the others at once, not at the next beat.
+
+        For what is rare and takes long: who died in it is then said to have been there.
+        """
         self._now = (what, time.time(), self._now[2] + 1)
+        if tell:
+            self.wake.set()
 
     @property
     def what(self) -> str:
@@ -94,22 +102,36 @@ class Heartbeat:
     def stop(self) -> None:
         """End the thread."""
         self._stopped.set()
+        self._pulse.wake.set()
         self._thread.join(timeout=2 * MANY_EVERY_SECS)
 
     def _run(self) -> None:
         try:
             board = self._board()
             while True:
+                self._pulse.wake.clear()
                 board.beat(self._pulse.beat())
                 if self._watch is not None:
                     self.seen = board.beat_of(self._watch) or self.seen
-                if self._stopped.wait(self._every_secs):
+                self._pulse.wake.wait(self._every_secs)
+                if self._stopped.is_set():
                     return
         except Exception:
             # The store is gone, and with it whoever would read the sign. A run whose launcher was
             # killed must not go on unseen; the rest is for its collectives to find out.
-            if self._launched and os.getppid() != self._parent and not self._stopped.is_set():
+            orphan = self._launched and os.getppid() != self._parent and not self._stopped.is_set()
+            if orphan and not told_of_parents_death():  # else a second signal would kill it
                 os.kill(os.getpid(), signal.SIGTERM)
+
+
+def told_of_parents_death() -> bool:
+    """Whether the kernel sends this process a signal when its parent dies."""
+    number = ctypes.c_int(0)
+    try:
+        done = ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
+    except (OSError, AttributeError):
+        return False
+    return bool(done == 0 and number.value)
 
 
 @cache

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,6 +131,38 @@ def test_ranks_stop_by_themselves_when_the_launcher_is_killed(start_launcher: St
     # Their end of the pipe closes when they have ended.
     out, _ = launcher.communicate(timeout=TIMEOUT_SECS)
     assert sorted(out.splitlines()) == ["saved 0", "saved 1"]
+
+
+def test_ranks_that_have_not_met_end_at_once_and_quietly_with_the_launcher() -> None:
+    rank = "import os, time; os.write(1, b'here\\n'); time.sleep(600)"
+    program = (
+        f"import sys; from recgrad.cli.launch import launch; launch([sys.executable, '-c', {rank!r}], 2)"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert launcher.stdout is not None
+    assert [launcher.stdout.readline() for _ in range(2)] == ["here\n", "here\n"]
+    launcher.kill()
+    out, errors = launcher.communicate(timeout=TIMEOUT_SECS)  # their ends of the pipes close when they end
+    assert (out, errors) == ("", "")
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_for_each_other_end_quietly_with_the_launcher(start_launcher: StartLauncher) -> None:
+    program = """
+os.write(1, b"here\\n")
+if os.environ["RANK"] == "1":
+    time.sleep(600)
+finish(lambda p: None, timeout_secs=600)
+"""
+    launcher = start_launcher(program)
+    assert launcher.stdout is not None
+    assert [launcher.stdout.readline() for _ in range(2)] == ["here\n", "here\n"]
+    time.sleep(1)  # rank 0 waits
+    launcher.kill()
+    out, errors = launcher.communicate(timeout=TIMEOUT_SECS)
+    assert (out, errors) == ("", "")
 
 
 @pytest.mark.slow

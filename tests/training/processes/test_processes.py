@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from recgrad.errors import RecgradError
+from recgrad.errors import CheckpointError, LostRankError, RecgradError
 from recgrad.training.processes import Environment, Processes, open_processes, read_environment
 from recgrad.training.processes import processes as processes_module
 from recgrad.training.processes.blame import comes_from_a_peer, describe_gone, describe_late
 from recgrad.training.processes.board import Beat
+from recgrad.training.processes.heartbeat import Heartbeat, Pulse
 
 TORCHRUN = {
     "RANK": "3",
@@ -164,6 +167,8 @@ def test_a_rank_that_is_gone_is_named_with_what_it_did() -> None:
         ),
         (RuntimeError("Application timeout caused pair closure"), True),
         (torch.distributed.DistBackendError("NCCL error"), True),
+        (LostRankError("model.ckpt-3: … (rank 1: not done within 3 s, may have died)"), True),
+        (CheckpointError("model.ckpt-3: … (rank 1: No space left on device)"), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("Connection closed by peer"), False),
     ],
@@ -176,3 +181,21 @@ def test_what_an_error_came_of_counts() -> None:
     error = KeyError("batch")
     error.__cause__ = RuntimeError("Connection reset by peer")
     assert comes_from_a_peer(error)
+
+
+def test_what_is_told_at_once_needs_no_beat() -> None:
+    class Heard:
+        def __init__(self) -> None:
+            self.heard = threading.Event()
+
+        def beat(self, beat: Beat) -> None:
+            if beat.doing == "saving":
+                self.heard.set()
+
+    board: Any = Heard()
+    pulse = Pulse(0)
+    heartbeat = Heartbeat(pulse, lambda: board, every_secs=600)
+    pulse.doing("backward")
+    pulse.doing("saving", tell=True)
+    assert board.heard.wait(60)
+    heartbeat.stop()

@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -197,3 +198,52 @@ finish(work, timeout_secs=300)
     assert [code for code, _ in results] == [2, 2], results
     assert said(results[0][1]) == ("DataError", False, "no checkpoint is whole")
     assert said(results[1][1]) == ("ProcessError", True, "rank 0 failed: no checkpoint is whole")
+
+
+def test_a_rank_that_was_stopped_while_they_meet_is_named_after_the_timeout(
+    run_ranks: RunRanks, said: Said, tmp_path: Path
+) -> None:
+    program = f"""
+import signal
+from pathlib import Path
+from recgrad.training.processes import group
+
+stopped = Path({str(tmp_path / "stopped")!r})
+if os.environ["RANK"] == "1":
+    def stop(device):
+        time.sleep(0.6)  # until it has been heard of
+        stopped.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    group.backend_of = stop
+try:
+    finish(lambda p: None, timeout_secs=2)
+finally:
+    os.kill(int(stopped.read_text()), signal.SIGKILL)
+"""
+    (code, out), (killed, _) = run_ranks(program, 2)
+    assert (code, killed) == (2, -9)
+    kind, _, message = said(out)
+    assert kind == "ProcessError"
+    assert message.startswith("rank 1 did not come within 2 s: it has been at '")
+    assert "rank 0 waited for it at 'meeting the other ranks'" in message
+
+
+def test_a_save_that_waits_for_a_dead_rank_names_it_and_its_place(run_ranks: RunRanks, said: Said) -> None:
+    program = """
+from recgrad.errors import LostRankError
+
+def work(p):
+    p.doing("saving the checkpoint of step 32")
+    if p.rank == 1:
+        time.sleep(1)
+        os.kill(os.getpid(), 9)
+    time.sleep(2)
+    raise LostRankError("model.ckpt-32: the checkpoint could not be written (rank 1: not done within 1 s)")
+finish(work, timeout_secs=1)
+"""
+    (code, out), (killed, _) = run_ranks(program, 2)
+    assert (code, killed) == (2, -9)
+    kind, _, message = said(out)
+    assert kind == "ProcessError"
+    assert message.startswith("rank 1 is gone (last seen ")
+    assert "at 'saving the checkpoint of step 32'); rank 0 was at 'saving" in message
