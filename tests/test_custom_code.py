@@ -10,8 +10,9 @@ import pytest
 from google.protobuf import message_factory
 
 import recgrad
+from recgrad.check import check_config
 from recgrad.cli.main import main
-from recgrad.config import PipelineConfig, check_config, edit_config, load_config, save_config
+from recgrad.config import PipelineConfig, edit_config, load_config, save_config
 from recgrad.config.class_paths import class_paths
 from recgrad.data.synth import write_synth
 from recgrad.errors import ConfigError, RecgradError
@@ -196,6 +197,8 @@ def test_python_refuses_custom_code(config: PipelineConfig, tmp_path: Path) -> N
             ConfigError, match=r"losses\[0\].custom_loss.class_path: 'parts.PolyLoss' would be"
         ):
             call()
+    (problem,) = check_config(own, custom_code=False).problems
+    assert "'parts.PolyLoss' would be imported" in str(problem)
 
 
 def test_the_check_lists_what_a_run_would_import(

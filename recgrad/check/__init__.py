@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from recgrad.config.check import Report, check_rules
+from recgrad.config.class_paths import custom_code_problems
 from recgrad.config.locations import Locations
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.errors import Problem
@@ -24,6 +25,7 @@ def check_config(
     ranks: int | None = None,
     cpu_flags: Collection[str] | None = None,
     files: bool = False,
+    custom_code: bool = True,
 ) -> Report:
     """Every problem of a config, and hints on what is unusual in it.
 
@@ -38,6 +40,7 @@ def check_config(
         ranks: processes that a launcher has started, when known; 0 for a process without one.
         cpu_flags: what the CPU can do, as /proc/cpuinfo says it; read from there when None.
         files: a vocabulary file that is not here is a problem, not a hint.
+        custom_code: False reports classes that the config names by import path as problems, and imports none.
     """
     # They import every kind of component; a config can be loaded and edited without.
     from recgrad.check.build import build_all
@@ -47,6 +50,8 @@ def check_config(
     report = check_rules(
         config, locations=locations, available=available(), rows=rows, ranks=ranks, cpu_flags=cpu_flags
     )
+    if not custom_code and (refused := custom_code_problems(config, locations)):
+        return replace(report, problems=(*report.problems, *refused))
     if report.problems:
         return report
     built = build_all(config, ranks, files=files)

@@ -53,14 +53,11 @@ def config_path(args: argparse.Namespace, parser_name: str) -> str:
 
 def loaded_config(args: argparse.Namespace, parser_name: str) -> Any:
     """The config with its edits applied."""
-    import warnings
-
-    from recgrad.config import LegacyWarning, edit_config, load_with_locations
+    from recgrad.config import edit_config, load_with_locations
     from recgrad.config.class_paths import refuse_custom_code
 
     loaded = load_with_locations(config_path(args, parser_name))
-    for warning in loaded.warnings:
-        warnings.warn(warning, LegacyWarning, stacklevel=2)
+    loaded.warn(stacklevel=3)
     config = loaded.message
     if args.edit_config_json:
         config = edit_config(config, args.edit_config_json, locations=loaded.locations)

@@ -42,7 +42,14 @@ def class_paths(config: Message) -> tuple[ClassPath, ...]:
 
 def refuse_custom_code(config: Message, locations: Locations) -> None:
     """Raise for every class that the config would import; names that installed packages register may stay."""
-    problems = [
+    problems = custom_code_problems(config, locations)
+    if problems:
+        raise ConfigError(problems)
+
+
+def custom_code_problems(config: Message, locations: Locations) -> list[Problem]:
+    """A problem for every class that the config would import."""
+    return [
         Problem(
             locations.where(found.path),
             f"{show(found.name)} would be imported, and custom code is refused (--no_custom_code, or "
@@ -51,8 +58,6 @@ def refuse_custom_code(config: Message, locations: Locations) -> None:
         for found in class_paths(config)
         if found.imports
     ]
-    if problems:
-        raise ConfigError(problems)
 
 
 def imported_activation(text: str) -> str:

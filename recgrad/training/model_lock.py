@@ -219,8 +219,13 @@ def _parse(text: bytes) -> Owner | None:
     """Whose a lock is by what its file says; None if that is torn or not ours."""
     try:
         values = json.loads(text)
-        kinds = (("host", str), ("machine", str), ("pid", int), ("ticks", int), ("since", float))
-        owner = Owner(*(kind(values[name]) for name, kind in kinds))
+        owner = Owner(
+            str(values["host"]),
+            str(values["machine"]),
+            int(values["pid"]),
+            int(values["ticks"]),
+            float(values["since"]),
+        )
         str(owner)  # a moment beyond the calendar has no name
         return owner
     except (ValueError, TypeError, KeyError, OverflowError, OSError, RecursionError):
