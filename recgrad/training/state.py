@@ -59,7 +59,7 @@ def _is_best(value: Any) -> bool:
     """{} or {"metric": …, "value": …, "step": …}."""
     if not isinstance(value, dict):
         return False
-    kinds = {"metric": str, "value": (int, float), "step": int}
+    kinds: dict[str, type | tuple[type, ...]] = {"metric": str, "value": (int, float), "step": int}
     return not value or all(isinstance(value.get(name), kind) for name, kind in kinds.items())
 
 
