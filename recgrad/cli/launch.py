@@ -172,8 +172,8 @@ def _start_process(command: Sequence[str], variables: Mapping[str, object]) -> s
 def _end_with(launcher: int) -> Callable[[], None] | None:
     """What a new process does first: ask the kernel for a SIGTERM when the launcher dies, however it dies.
 
-    A rank that trains then finishes its step and saves, as after any SIGTERM; one that has not begun
-    ends at once. None where the kernel has no such thing: there the ranks' heartbeats notice.
+    It ends a rank that has not met the others at once and quietly. Ranks that have met watch the launcher
+    themselves. None where the kernel has no such thing.
     """
     try:
         prctl = ctypes.CDLL(None, use_errno=True).prctl

@@ -25,6 +25,7 @@ from recgrad.training.processes.heartbeat import (
     Heartbeat,
     host_identity,
     is_gone,
+    watch_launcher_alone,
 )
 from recgrad.training.processes.processes import DEFAULT_TIMEOUT_SECS, Processes
 
@@ -67,6 +68,8 @@ class _Group(Processes):
             world_size=self.world_size,
             timeout=timedelta(seconds=self.timeout_secs),
         )
+        if self._board.has_launcher():
+            watch_launcher_alone()
         kinds = self.gather(self.device.type)
         other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
         if other is not None:

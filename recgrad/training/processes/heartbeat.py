@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -22,7 +23,7 @@ MANY_RANKS = 64
 MANY_EVERY_SECS = 1.0
 # Where a frame on top means that the process waits for others.
 COLLECTIVES = (f"torch{os.sep}distributed{os.sep}", f"torchrec{os.sep}distributed{os.sep}")
-PR_GET_PDEATHSIG = 2
+PR_SET_PDEATHSIG = 1
 OWN_CODE = f"{os.sep}recgrad{os.sep}"
 
 
@@ -119,19 +120,18 @@ class Heartbeat:
         except Exception:
             # The store is gone, and with it whoever would read the sign. A run whose launcher was
             # killed must not go on unseen; the rest is for its collectives to find out.
-            orphan = self._launched and os.getppid() != self._parent and not self._stopped.is_set()
-            if orphan and not told_of_parents_death():  # else a second signal would kill it
+            if self._launched and os.getppid() != self._parent and not self._stopped.is_set():
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-def told_of_parents_death() -> bool:
-    """Whether the kernel sends this process a signal when its parent dies."""
-    number = ctypes.c_int(0)
-    try:
-        done = ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
-    except (OSError, AttributeError):
-        return False
-    return bool(done == 0 and number.value)
+def watch_launcher_alone() -> None:
+    """Leave it to the heartbeat to notice the launcher's death.
+
+    Until the ranks have met, the kernel sends a SIGTERM for it: once for every thread of the launcher that
+    ends after the one before. A rank that trains would take the second for a command to end at once.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
 
 
 @cache
