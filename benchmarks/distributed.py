@@ -52,7 +52,7 @@ from recgrad.config import PipelineConfig
 from recgrad.data.batch import Batch
 from recgrad.data.synth import write_synth
 from recgrad.training.processes import Environment, Processes
-from recgrad.training.runtime import set_up_process, use_all_cores
+from recgrad.training.runtime import set_up_process
 
 PLANS = ("table_wise", "row_wise")
 CHECKED_STEPS = 3
@@ -150,7 +150,7 @@ def scaling(
 ) -> list[Bar]:
     """Rows a second of two ranks over one process; `small` are the batches of a strong step."""
     rank = dist.get_rank()
-    cores = use_all_cores()
+    cores = set_up_process()
     variants: dict[str, tuple[Step | None, int, int]] = {  # step, threads, rows of all ranks
         "1 process, 1 thread": (None if rank else alone.step, 1, BATCH),
         f"1 process, {cores} threads": (None if rank else alone.step, cores, BATCH),

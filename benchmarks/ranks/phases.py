@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ranks.run import BATCH, BATCHES, RANKS, Run
 
 from recgrad.embedding.sharded.exchange import Exchange
-from recgrad.training.runtime import use_all_cores
+from recgrad.training.runtime import set_threads
 from recgrad.training.synchronize import share_losses
 
 COLLECTIVES = (
@@ -97,7 +97,7 @@ def bytes_sent(kind: str, *args: Any, **kwargs: Any) -> int:
 
 def phases(run: Run, plan: str, rounds: int) -> None:
     """Print where the time of a step of two ranks goes."""
-    use_all_cores(1)
+    set_threads(1)
     steps = []
     for i in range(2 * rounds + 1):
         dist.barrier()

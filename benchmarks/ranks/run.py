@@ -16,7 +16,7 @@ from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
 from recgrad.training.assembly import Training, build_training
 from recgrad.training.processes import Processes
-from recgrad.training.runtime import seed_everything, use_all_cores
+from recgrad.training.runtime import seed_everything, set_threads
 from recgrad.training.signals import StopRequest
 from recgrad.training.synchronize import share_losses
 
@@ -32,7 +32,7 @@ class Clock:
         self.now = time.process_time if cpu_time else time.perf_counter
 
     def seconds(self, step: Step, first: int, threads: int) -> float:
-        use_all_cores(threads)
+        set_threads(threads)
         begin = self.now()
         for i in range(first, first + STEPS):
             step(i)

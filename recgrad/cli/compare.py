@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from recgrad.cli.command import COMMANDS, Command
+from recgrad.cli.run_flags import add_threads_argument
 from recgrad.errors import RecgradError, nearest
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Compare(Command):
         parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
         parser.add_argument("--plot", metavar="FILE.png", help="draw the intervals and the calibration")
         parser.add_argument("--json", metavar="FILE", help="write the numbers")
+        add_threads_argument(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Compare and print."""
@@ -58,7 +60,9 @@ class Compare(Command):
         from pathlib import Path
 
         from recgrad.metrics.comparison import compare
+        from recgrad.training.runtime import set_up_process
 
+        set_up_process(args.num_threads)
         tables = [_load(path) for path in (args.pred_a, args.pred_b)]
         if args.on:
             tables = [

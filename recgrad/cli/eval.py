@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 
 from recgrad.cli.command import COMMANDS, Command, heavy_imports
-from recgrad.cli.run_flags import add_config_arguments, add_device_argument, config_path, device_of
+from recgrad.cli.run_flags import (
+    add_config_arguments,
+    add_device_argument,
+    add_threads_argument,
+    config_path,
+    device_of,
+)
 from recgrad.training.signals import StopRequest
 
 
@@ -23,7 +29,7 @@ class Eval(Command):
         parser.add_argument("--eval-input-path", metavar="PATH", help="instead of the config's")
         parser.add_argument("--eval-result-filename", metavar="FILE", help="also write the metrics as JSON")
         add_device_argument(parser)
-        parser.add_argument("--num-threads", type=int, metavar="N", help="(default: all cores)")
+        add_threads_argument(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         path = config_path(args, "eval")

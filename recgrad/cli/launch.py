@@ -39,8 +39,10 @@ def launch(command: Sequence[str], nproc: int, *, max_restarts: int = 0, go_on: 
     TORCHELASTIC_RESTART_COUNT telling them to go on from the last checkpoint. `go_on` is the
     command that the user may go on with.
     """
+    cores = _affinity()
     with _Signals() as signals:
         for restarts in range(max_restarts + 1):
+            _set_affinity(cores)  # torch, loaded after the first start, may have bound this process to one
             start = _Start(command, nproc, restarts, max_restarts)
             signals.hand_to(start.send)
             outcome = start.watch(signals)
@@ -49,6 +51,16 @@ def launch(command: Sequence[str], nproc: int, *, max_restarts: int = 0, go_on: 
             if not again:
                 break
     return outcome.code
+
+
+def _affinity() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def _set_affinity(cores: set[int]) -> None:
+    """Let this process, and those that it starts, run on these cores; all that there are, where unknown."""
+    if cores:
+        os.sched_setaffinity(0, cores)
 
 
 def _tell(outcome: Outcome, restart: str, go_on: str) -> None:

@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from recgrad.cli.command import COMMANDS, Command
-from recgrad.cli.run_flags import add_config_arguments, add_device_argument, config_path, device_of
+from recgrad.cli.run_flags import (
+    add_config_arguments,
+    add_device_argument,
+    add_threads_argument,
+    config_path,
+    device_of,
+)
 
 if TYPE_CHECKING:
     from recgrad.cli.plots import Panel
@@ -43,6 +49,7 @@ class LrFind(Command):
         )
         parser.add_argument("--out", metavar="PLOT.PNG", help="write a picture, too")
         add_device_argument(parser)
+        add_threads_argument(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Tests and plots."""
@@ -50,9 +57,9 @@ class LrFind(Command):
         from recgrad.cli.plots import save_picture, show_panel
         from recgrad.training.preflight import prepare_config
         from recgrad.training.processes import Processes, choose_device
-        from recgrad.training.runtime import set_up_process
+        from recgrad.training.runtime import set_up_process, subnormals_flushed
 
-        set_up_process()
+        set_up_process(args.num_threads)
         config, report = prepare_config(
             path,
             edit_config_json=args.edit_config_json,
@@ -64,7 +71,8 @@ class LrFind(Command):
         processes = Processes(device=choose_device(device_of(args)))
         panels = []
         for half in HALVES if args.half == "both" else (args.half,):
-            result = find_rate(config, half, processes, start=args.start, end=args.end, steps=args.steps)
+            with subnormals_flushed():
+                result = find_rate(config, half, processes, start=args.start, end=args.end, steps=args.steps)
             panels.append(build_panel(half, result))
             show_panel(panels[-1])
             print(f"{half}: {advice(result)}\n")

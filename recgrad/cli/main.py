@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from recgrad.cli.command import COMMANDS, EXIT_USER_ERROR
 from recgrad.errors import ProcessError, RecgradError
+from recgrad.openmp import let_threads_sleep
 from recgrad.training.signals import InterruptedBySignal
 from recgrad.version import __version__
 
@@ -19,6 +20,7 @@ EXIT_INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 2 for what the user can fix."""
+    let_threads_sleep()  # before a command loads torch
     arguments = with_dashes(sys.argv[1:] if argv is None else argv)
     known = arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS
     args = build_parser(known).parse_args(arguments)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 
 from recgrad.cli.command import COMMANDS, Command, heavy_imports
-from recgrad.cli.run_flags import add_config_arguments, add_device_argument, config_path, device_of
+from recgrad.cli.run_flags import (
+    add_config_arguments,
+    add_device_argument,
+    add_threads_argument,
+    config_path,
+    device_of,
+)
 from recgrad.training.signals import StopRequest
 
 
@@ -29,7 +35,7 @@ class Predict(Command):
             "--reserved-columns", metavar="A,B", default="", help="input columns to carry along"
         )
         add_device_argument(parser)
-        parser.add_argument("--num-threads", type=int, metavar="N", help="(default: all cores)")
+        add_threads_argument(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         path = config_path(args, "predict")

@@ -8,6 +8,7 @@ import shutil
 import sys
 
 from recgrad.cli.command import COMMANDS, Command
+from recgrad.cli.run_flags import add_threads_argument
 
 
 @COMMANDS.register("quickstart")
@@ -20,7 +21,7 @@ class Quickstart(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--out", metavar="DIR", default="quickstart", help="(default: %(default)s)")
         parser.add_argument("--rows", type=int, default=800_000, help="training rows (default: %(default)s)")
-        parser.add_argument("--num-threads", type=int, metavar="N", help="(default: all cores)")
+        add_threads_argument(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         from pathlib import Path

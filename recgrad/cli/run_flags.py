@@ -36,6 +36,12 @@ def add_device_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_threads_argument(parser: argparse.ArgumentParser, whose: str = "") -> None:
+    """How many threads to compute with; `recgrad.openmp.choose_threads` decides where it is not given."""
+    default = "OMP_NUM_THREADS, else the cores that there are"
+    parser.add_argument("--num-threads", type=int, metavar="N", help=f"{whose}(default: {default})")
+
+
 def device_of(args: argparse.Namespace) -> str:
     """The device that the line asks for; unless asked it is not handed on to the processes of a run."""
     return str(args.device or "auto")

@@ -12,7 +12,13 @@ from typing import NoReturn
 
 from recgrad.cli.command import COMMANDS, Command, heavy_imports
 from recgrad.cli.launch import launch
-from recgrad.cli.run_flags import add_config_arguments, add_device_argument, config_path, device_of
+from recgrad.cli.run_flags import (
+    add_config_arguments,
+    add_device_argument,
+    add_threads_argument,
+    config_path,
+    device_of,
+)
 from recgrad.errors import RecgradError
 
 
@@ -41,9 +47,7 @@ class Train(Command):
             action="store_true",
             help="restore weights only, not the optimizers' state",
         )
-        parser.add_argument(
-            "--num-threads", type=int, metavar="N", help="of each process (default: all cores, shared)"
-        )
+        add_threads_argument(parser, "of each process ")
         add_device_argument(parser)
         parser.add_argument("--nproc", type=int, metavar="N", help="processes to train with together")
         parser.add_argument(
@@ -61,13 +65,12 @@ class Train(Command):
         with heavy_imports():
             from recgrad.training.processes import read_environment
             from recgrad.training.run import train
-            from recgrad.training.runtime import available_cores, set_up_process
+            from recgrad.training.runtime import set_up_process
 
         environment = read_environment()
         if environment.rank != 0:
             speak_of_errors_only()
-        cores = max(available_cores() // environment.local_world_size, 1)
-        set_up_process(cores if args.num_threads is None else args.num_threads)
+        set_up_process(args.num_threads, environment.local_world_size)
         result = train(
             path,
             train_input_path=args.train_input_path,

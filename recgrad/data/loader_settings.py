@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.position import RANKS
 from recgrad.errors import ConfigError, Problem
+from recgrad.openmp import usable_cores
 
 UNIT_ROWS = 8192
 """Rows that are encoded at once: enough that the effort for each column does not count."""
@@ -88,7 +88,9 @@ def resolve_settings(
         )
     if problems:
         raise ConfigError(problems)
-    workers = data.num_workers if data.HasField("num_workers") else min(data.num_workers, os.cpu_count() or 1)
+    workers = data.num_workers
+    if not data.HasField("num_workers"):
+        workers = min(workers, usable_cores())
     return LoaderSettings(
         batch_size=batch_size,
         training=training,

@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 from recgrad.data.assembly import Assembler
 from recgrad.data.order import Segment
 from recgrad.data.units import Piece, Unit
+from recgrad.openmp import run_on_any_core
 
 R = TypeVar("R")
 
@@ -133,6 +134,7 @@ class Pipeline(Generic[R]):
     # The threads' side.
 
     def _work(self) -> None:
+        run_on_any_core()
         while True:
             with self._changed:
                 job = None

@@ -23,6 +23,7 @@ from recgrad.training.checkpoint.staging import write_file_atomically
 from recgrad.training.hooks.events import EVENTS_FILE
 from recgrad.training.processes import choose_device
 from recgrad.training.run import CONFIG_FILE, load_trained
+from recgrad.training.runtime import subnormals_flushed
 from recgrad.version import __version__
 
 MAX_DIAGNOSED_ROWS = 2_000_000
@@ -48,6 +49,7 @@ pre { overflow: auto; font-size: 13px; max-height: 40rem; } summary { cursor: po
 """
 
 
+@subnormals_flushed()
 def write_report(
     model_dir: str | Path,
     out: str | Path | None = None,
@@ -121,9 +123,22 @@ def _curve_sections(
     yield "Throughput", report_plots.curves(speed, y_label="samples per second")
     wait = {"data wait": _column(steps, "data_wait_share")}
     yield "Share of time waiting for data", report_plots.curves(wait, y_label="share")
+    yield from _usage_sections(steps)
     if any(step.get("grad_norm") is not None for step in steps):
         norms = {"gradient norm": _column(steps, "grad_norm")}
         yield "Gradient norm (dense)", report_plots.curves(norms, y_label="norm", log=True)
+
+
+def _usage_sections(steps: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
+    """Memory and processor time of the process that logged; logs of older versions have none."""
+    columns = {name: _column(steps, f"{name}_bytes") for name in ("resident", "table")}
+    used = {name: (at, [size / 1e9 for size in sizes]) for name, (at, sizes) in columns.items() if sizes}
+    if used:
+        most = ", ".join(f"{name} {max(sizes):.2f} GB" for name, (_, sizes) in used.items())
+        yield f"Memory, at most {most}", report_plots.curves(used, y_label="GB")
+    share = _column(steps, "cpu_share")
+    if share[1]:
+        yield "Share of the cores in use", report_plots.curves({"cores": share}, y_label="share")
 
 
 def _diagnostic_sections(folder: Path, device: torch.device) -> Iterable[tuple[str, str]]:

@@ -40,7 +40,12 @@ from recgrad.training.hooks.console import describe_metrics
 from recgrad.training.model_lock import LOCK_NAME, hold_model_dir
 from recgrad.training.preflight import ConfigSource, meeting_timeout, prepare_config
 from recgrad.training.processes import Processes, choose_device, open_processes
-from recgrad.training.runtime import seed_everything, untouched_generators
+from recgrad.training.runtime import (
+    hint_at_spinning,
+    seed_everything,
+    subnormals_flushed,
+    untouched_generators,
+)
 from recgrad.training.signals import StopRequest
 from recgrad.training.state import TrainState
 from recgrad.training.task import Task
@@ -85,6 +90,7 @@ class TrainResult:
         return "\n".join(lines + ([self.hint] if self.hint else []))
 
 
+@subnormals_flushed()
 def train(
     config: ConfigSource,
     *,
@@ -120,6 +126,8 @@ def train(
         report.raise_problems()
         for hint in report.hints:
             _log.warning("hint: %s", hint)
+        if processes.is_main:
+            hint_at_spinning()
         settings = effective.train_config
         processes.set_timeout(settings.process_timeout_secs)
         folder = Path(effective.model_dir)
@@ -148,6 +156,7 @@ def train(
         return _run(effective, training, state, checkpoints, folder, again)
 
 
+@subnormals_flushed()
 def evaluate(
     config: ConfigSource,
     *,

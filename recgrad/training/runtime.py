@@ -1,4 +1,4 @@
-"""Settings of the process: threads, allocator, seeds.
+"""Settings of the process: threads, allocator, subnormal numbers, seeds.
 
 Commands call these at start-up; importing Recgrad changes nothing.
 """
@@ -6,9 +6,11 @@ Commands call these at start-up; importing Recgrad changes nothing.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,40 +18,92 @@ from typing import Any
 import numpy as np
 import torch
 
-from recgrad.errors import RecgradError
+from recgrad.openmp import SPIN, choose_threads, threads_spin, usable_cores
+from recgrad.threads import call_on_threads
+
+_log = logging.getLogger("recgrad.training")
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
 KEEP_BYTES = 2**31 - 1
 
 
-def set_up_process(num_threads: int | None = None) -> int:
-    """What every command that computes begins with: memory is kept, and threads are set; their number."""
+def set_up_process(num_threads: int | None = None, processes: int = 1) -> int:
+    """What every command that computes begins with: memory is kept, and threads are set; their number.
+
+    Args:
+        num_threads: as the user asks; None leaves it to `choose_threads`.
+        processes: how many processes of this run share the cores of the machine.
+    """
+    threads = choose_threads(num_threads, processes)
     keep_freed_memory()
-    return use_all_cores(num_threads)
+    return set_threads(threads)
 
 
-def use_all_cores(num_threads: int | None = None) -> int:
-    """Give torch and numba the same number of threads, all cores of this process by default.
+def set_threads(threads: int) -> int:
+    """Give torch and numba the same number of threads.
 
     Their parallel regions never overlap, so together they use each core once.
     """
     import numba
 
-    if num_threads is not None and num_threads < 1:
-        raise RecgradError(f"--num_threads: must be at least 1, got {num_threads}")
-    threads = num_threads or available_cores()
     torch.set_num_threads(threads)
     settings: Any = numba.config
     numba.set_num_threads(min(threads, settings.NUMBA_NUM_THREADS))
     return threads
 
 
-def available_cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def hint_at_spinning() -> bool:
+    """Say once what to set where torch's waiting threads spin beside busy processes; whether it was said.
+
+    Commands have set it before torch was loaded; a program that calls Recgrad must do so itself.
+    """
+    global _hinted
+    threads, cores = torch.get_num_threads(), usable_cores()
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if _hinted or threads == 1 or not threads_spin() or busy + threads <= cores + 1:
+        return False
+    _hinted = True
+    _log.warning(
+        "hint: other processes are busy (load %.1f, %d cores), and torch's %d threads spin while they wait, "
+        "which may take most of the speed; set %s=0 in the environment before torch is imported",
+        *(busy, cores, threads, SPIN),
+    )
+    return True
+
+
+_hinted = False
+
+
+@contextmanager
+def subnormals_flushed() -> Iterator[None]:
+    """Take numbers below 1.2e-38 (of float32) for zero in here, on all threads of torch; a decorator, too.
+
+    As a loss nears 0 its gradients become that small, and a step many times slower. Threads that
+    are started in here inherit the setting. Afterwards it is for each thread as it was. Set the number
+    of threads before: torch keeps those that it had in use and may take them again.
+    """
+    before: dict[int, bool] = {}
+    of_caller = flushes_subnormals()
+
+    def switch_on() -> None:
+        before[threading.get_native_id()] = flushes_subnormals()
+        torch.set_flush_denormal(True)
+
+    def switch_back() -> None:
+        torch.set_flush_denormal(before.get(threading.get_native_id(), of_caller))
+
+    try:
+        call_on_threads(switch_on)
+        yield
+    finally:
+        call_on_threads(switch_back)
+
+
+def flushes_subnormals() -> bool:
+    """Whether this thread takes subnormal numbers for zero."""
+    smallest = sys.float_info.min
+    return smallest / 2 == 0
 
 
 def keep_freed_memory() -> bool:

@@ -27,8 +27,11 @@ from recgrad.training.task import Task
 
 REMEMBERED_NORMS = 5
 MOST_SKIPPED = 100
-REMEDY = "lower the learning rate, or clip gradients (train_config.grad_clipping)"
-SKIP_REMEDY = f"{REMEDY}, or skip such batches (train_config.on_nan: SKIP)"
+CLIP = "clip gradients (train_config.grad_clipping)"
+SKIP = "skip such batches (train_config.on_nan: SKIP)"
+LOWER = 0.1
+"""What a learning rate is to be multiplied by that was too high."""
+NAMED_RATES = 4
 
 
 class NumericalError(RecgradError):
@@ -229,7 +232,7 @@ class Trainer:
                 where = "" if batch is None else f"; rows {_describe_origin(batch)}"
                 raise NumericalError(
                     f"step {self.state.step + 1}: a gradient is not finite while the loss is{where}. "
-                    f"What was saved before is intact; {SKIP_REMEDY}"
+                    f"What was saved before is intact; {self._remedy()}, or {SKIP}"
                 )
             self._skip()
             self._pending = _Pending()  # its rows were not learned
@@ -250,7 +253,7 @@ class Trainer:
         if self._skipped_in_a_row >= MOST_SKIPPED:
             raise NumericalError(
                 f"step {self.state.step + 1}: {MOST_SKIPPED} updates in a row were not finite; the weights "
-                f"are beyond repair. What was saved before is intact; {REMEDY}"
+                f"are beyond repair. What was saved before is intact; {self._remedy()}"
             )
 
     def _meet_non_finite(self, batch: Batch, values: Mapping[str, float]) -> None:
@@ -263,8 +266,16 @@ class Trainer:
         norms = ", ".join(f"{norm:.4g} at step {step}" for step, norm in self._recent_norms) or "none yet"
         raise NumericalError(
             f"step {self.state.step + 1}: the loss is not finite ({terms}); rows {_describe_origin(batch)}; "
-            f"gradient norms before: {norms}. What was saved before is intact; {SKIP_REMEDY}"
+            f"gradient norms before: {norms}. What was saved before is intact; {self._remedy()}, or {SKIP}"
         )
+
+    def _remedy(self) -> str:
+        """What to try where numbers are not finite, with the rates that the config would have."""
+        rates = {part.name: part.base_rates[0] for part in self.updater.parts if part.base_rates}
+        named = [f"{name} {rate * LOWER:.3g} instead of {rate:.3g}" for name, rate in rates.items()]
+        more = ", …" if len(named) > NAMED_RATES else ""
+        try_ = f" (try {', '.join(named[:NAMED_RATES])}{more})" if named else ""
+        return f"lower the learning rate{try_}, or {CLIP}"
 
     def _report(self) -> StepReport:
         report = self._pending.report(self.state.step)

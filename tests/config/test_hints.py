@@ -143,8 +143,8 @@ def test_warmup_longer_than_the_run(hints: Hints) -> None:
 def test_bf16_without_native_support(hints: Hints) -> None:
     bf16 = {"train_config.mixed_precision": "BF16"}
     assert hints(bf16, cpu_flags={"avx2", "avx512f"}) == [
-        "train_config.mixed_precision: this CPU has no native BF16 (AVX512-BF16 or AMX), so it is about "
-        "30 times slower than FP32; leave it out unless training runs on a GPU"
+        "train_config.mixed_precision: this CPU has no native BF16 (AVX512-BF16 or AMX) and emulates it, "
+        "several times slower than FP32; leave it out unless training runs on a GPU"
     ]
     assert hints(bf16, cpu_flags={"avx512_bf16"}) == []
     assert hints(bf16, cpu_flags={"amx_bf16"}) == []

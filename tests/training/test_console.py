@@ -23,6 +23,9 @@ RECORD = LogRecord(
     data_wait_share=0.25,
     samples=6_000,
     skipped=1,
+    resident_bytes=1_234_000_000,
+    table_bytes=800_000_000,
+    cpu_share=0.875,
 )
 
 
@@ -43,5 +46,12 @@ def test_the_bar_has_room_for_all_it_tells(columns: int) -> None:
     shown = captured.get()
     for part in ("60/12,000", "left", "binary_cross_entropy 0.63307", "auc 0.6638", "lr[dense] 0.003"):
         assert part in shown
-    for part in ("lr[sparse] 0.05", "12,345 samples/s", "data wait 25%", "1 skipped"):
+    for part in (
+        "lr[sparse] 0.05",
+        "12,345 samples/s",
+        "data wait 25%",
+        "memory 1.23 GB",
+        "CPU 88%",
+        "1 skipped",
+    ):
         assert part in " ".join(shown.split())

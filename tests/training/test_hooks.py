@@ -71,6 +71,7 @@ def test_tensorboard_holds_every_summary(config: PipelineConfig) -> None:
     events.Reload()
     scalars, histograms = set(events.Tags()["scalars"]), set(events.Tags()["histograms"])
     assert {"loss/total", "lr/dense", "lr/sparse", "metric/auc", "global_gradient_norm"} <= scalars
+    assert {"memory_gb/resident", "memory_gb/tables", "cpu_share"} <= scalars
     assert any(name.startswith("gradient_norm/") for name in scalars)
     assert any(name.startswith("parameter/") for name in histograms)
     assert any(name.startswith("gradient/") for name in histograms)

@@ -160,8 +160,13 @@ def test_an_unknown_early_stopping_metric_is_found_before_the_run(config: Pipeli
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_rows_and_terms(config: PipelineConfig) -> None:
     config.train_config.dense_optimizer.sgd_optimizer.lr = 1e30
-    with pytest.raises(RecgradError, match=r"the loss is not finite .*rows \d+–\d+ of .*train.parquet"):
+    config.train_config.sparse_optimizer.adam_optimizer.lr = 0.02
+    with pytest.raises(
+        RecgradError, match=r"the loss is not finite .*rows \d+–\d+ of .*train.parquet"
+    ) as caught:
         recgrad.train(config)
+    tenth = "lower the learning rate (try dense 1e+29 instead of 1e+30, sparse 0.002 instead of 0.02)"
+    assert f"{tenth}, or clip gradients (train_config.grad_clipping), or skip" in str(caught.value)
 
 
 def test_on_nan_skip_counts_and_goes_on(config: PipelineConfig, monkeypatch: pytest.MonkeyPatch) -> None:

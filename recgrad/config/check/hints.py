@@ -104,8 +104,8 @@ def hint_bf16(context: Context) -> None:
     if flags and not native_bf16(flags):
         context.hint(
             "train_config.mixed_precision",
-            "this CPU has no native BF16 (AVX512-BF16 or AMX), so it is about 30 times slower than FP32; "
-            "leave it out unless training runs on a GPU",
+            "this CPU has no native BF16 (AVX512-BF16 or AMX) and emulates it, several times slower "
+            "than FP32; leave it out unless training runs on a GPU",
         )
 
 

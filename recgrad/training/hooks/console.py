@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from recgrad.training.hooks.base import StepReport
 from recgrad.training.hooks.log import LogRecord
 from recgrad.training.trainer import Trainer
+from recgrad.training.usage import describe_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -120,6 +121,10 @@ def describe_record(record: LogRecord) -> str:
     parts += [f"lr[{name}] {rate:.3g}" for name, rate in record.rates.items()]
     parts.append(f"{record.samples_per_sec:,.0f} samples/s")
     parts.append(f"data wait {record.data_wait_share:.0%}")
+    if record.resident_bytes is not None:
+        parts.append(f"memory {describe_bytes(record.resident_bytes)}")
+    if record.cpu_share is not None:
+        parts.append(f"CPU {record.cpu_share:.0%}")
     if record.skipped:
         parts.append(f"{record.skipped} skipped")
     return "  ".join(parts)

@@ -11,6 +11,7 @@ from typing import Protocol
 from recgrad.errors import RecgradError
 from recgrad.training.hooks.base import Hook, StepReport
 from recgrad.training.trainer import Trainer
+from recgrad.training.usage import Usage, UsageMeter
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class LogRecord:
         data_wait_share: the share of the time that the loop waited for data.
         samples: rows trained on since the run began.
         skipped: updates left out since the run began, because of a loss or gradient that is not finite.
+        resident_bytes: memory of this process, of several the one that logs; None where it is not known.
+        table_bytes: what this process' tables take: rows, their optimizer's state, indices.
+        cpu_share: processor time of this process since the last record over that of the cores it may
+            use, evaluation and saving counted.
     """
 
     step: int
@@ -40,6 +45,9 @@ class LogRecord:
     data_wait_share: float
     samples: int
     skipped: int
+    resident_bytes: int | None = None
+    table_bytes: int = 0
+    cpu_share: float | None = None
 
 
 class Sink(Protocol):
@@ -71,8 +79,10 @@ class Log(Hook):
         self.every_steps = max(every_steps, 1)
         self.sinks = tuple(sinks)
         self._reports: list[StepReport] = []
+        self._meter = UsageMeter()
 
     def on_start(self, trainer: Trainer) -> None:
+        self._meter = UsageMeter(trainer.processes.environment.local_world_size)
         for sink in self.sinks:
             sink.start(trainer)
 
@@ -100,7 +110,7 @@ class Log(Hook):
     def _flush(self, trainer: Trainer) -> None:
         if not self._reports:
             return
-        record = summarise(self._reports, trainer)
+        record = summarise(self._reports, trainer, self._meter.look())
         self._reports = []
         for sink in self.sinks:
             sink.record(trainer, record)
@@ -122,8 +132,8 @@ def writing_to(place: str | Path) -> Iterator[None]:
         ) from error
 
 
-def summarise(reports: Sequence[StepReport], trainer: Trainer) -> LogRecord:
-    """The record of some steps."""
+def summarise(reports: Sequence[StepReport], trainer: Trainer, usage: Usage) -> LogRecord:
+    """The record of some steps, and of what the process took meanwhile."""
     last = reports[-1]
     secs = sum(report.step_secs for report in reports)
     names = dict.fromkeys(name for report in reports for name in report.losses)
@@ -139,4 +149,7 @@ def summarise(reports: Sequence[StepReport], trainer: Trainer) -> LogRecord:
         data_wait_share=sum(report.data_wait_secs for report in reports) / max(secs, 1e-9),
         samples=trainer.state.samples,
         skipped=trainer.state.skipped,
+        resident_bytes=usage.resident_bytes,
+        table_bytes=trainer.task.model.memory()["tables"],
+        cpu_share=usage.cpu_share,
     )

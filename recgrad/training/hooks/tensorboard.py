@@ -46,6 +46,11 @@ class TensorBoard:
         self._scalars("metric", record.metrics, record.step)
         writer.add_scalar("samples_per_sec", record.samples_per_sec, record.step)
         writer.add_scalar("data_wait_share", record.data_wait_share, record.step)
+        if record.resident_bytes is not None:
+            writer.add_scalar("memory_gb/resident", record.resident_bytes / 1e9, record.step)
+        writer.add_scalar("memory_gb/tables", record.table_bytes / 1e9, record.step)
+        if record.cpu_share is not None:
+            writer.add_scalar("cpu_share", record.cpu_share, record.step)
         if "global_gradient_norm" in self.summaries and record.grad_norm is not None:
             writer.add_scalar("global_gradient_norm", record.grad_norm, record.step)
         if self.summaries & {"parameter", "gradient", "gradient_norm"}:
