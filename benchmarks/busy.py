@@ -44,8 +44,8 @@ OPENMP_VARIABLES = ("OMP_", "GOMP_", "KMP_")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=1.2)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--busy", default="0,1,2,4")
     parser.add_argument("--worker", nargs=2, metavar=("FOLDER", "THREADS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -79,10 +79,12 @@ def main() -> int:
 
 
 def in_turn(variants: dict[str, Worker], rounds: int, seconds: float) -> dict[str, float]:
-    """Median samples a second of each; every other round goes backwards."""
+    """Median samples a second of each; every round begins with another."""
     speeds: dict[str, list[float]] = {name: [] for name in variants}
+    names = list(variants)
     for round_ in range(rounds):
-        for name in sorted(variants, reverse=bool(round_ % 2)):
+        first = round_ % len(names)
+        for name in names[first:] + names[:first]:
             speeds[name].append(variants[name].train(seconds))
     return {name: median(found) for name, found in speeds.items()}
 

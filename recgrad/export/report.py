@@ -131,7 +131,8 @@ def _curve_sections(
 
 def _usage_sections(steps: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
     """Memory and processor time of the process that logged; logs of older versions have none."""
-    columns = {name: _column(steps, f"{name}_bytes") for name in ("resident", "table")}
+    fields = {"resident": "resident_bytes", "tables": "table_bytes"}
+    columns = {name: _column(steps, field) for name, field in fields.items()}
     used = {name: (at, [size / 1e9 for size in sizes]) for name, (at, sizes) in columns.items() if sizes}
     if used:
         most = ", ".join(f"{name} {max(sizes):.2f} GB" for name, (_, sizes) in used.items())

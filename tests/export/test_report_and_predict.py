@@ -26,6 +26,7 @@ from recgrad.errors import RecgradError
 from recgrad.export import report_plots
 from recgrad.export.predict import _with_predictions, predict
 from recgrad.export.report import write_report
+from recgrad.training.runtime import flushes_subnormals
 from recgrad.training.task import Task
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -176,6 +177,39 @@ def test_a_signal_ends_the_command_whenever_it_comes_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_all_that_computes_takes_subnormal_numbers_for_zero(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, result, folder = trained
+    source = str(result.model_dir / "pipeline.config")
+    original = Task.forward
+    seen: list[bool] = []
+
+    def forward(self: Task, batch: Batch) -> dict[str, torch.Tensor]:
+        seen.append(flushes_subnormals())
+        return original(self, batch)
+
+    monkeypatch.setattr(Task, "forward", forward)
+    rows, out = str(folder / "eval.parquet"), tmp_path / "out.parquet"
+    lr_find = ["lr-find", source, "--steps", "10", "--half", "dense", "--num-threads", "1"]
+    threads = torch.get_num_threads()
+    for compute in (
+        lambda: recgrad.evaluate(source),
+        lambda: recgrad.predict(source, input_path=rows, output_path=out),
+        lambda: recgrad.train(source, model_dir=tmp_path / "model"),
+        lambda: write_report(result.model_dir, tmp_path / "report.html"),
+        lambda: main(lr_find),
+    ):
+        seen.clear()
+        compute()
+        assert seen
+        assert all(seen)
+        assert not flushes_subnormals()
+    torch.set_num_threads(threads)
+
+
 def test_the_report_is_one_file_without_links_outside(
     trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
 ) -> None:
@@ -183,6 +217,8 @@ def test_the_report_is_one_file_without_links_outside(
     page = write_report(result.model_dir, tmp_path / "report.html").read_text()
     for title in ("Training loss", "Learning rates", "Throughput", "Gradient norm", "Calibration", "Config"):
         assert title in page
+    assert re.search(r"Memory, at most resident \d+\.\d\d GB, tables \d+\.\d\d GB", page)
+    assert "Share of the cores in use" in page
     assert f"{result.metrics['auc']:.6f}" in page
     assert "AUC by size of user_id groups" in page
     outside = set(re.findall(r'(?:src|href)="(?!#)([^"]*)"', page))
