@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 import pytest
 
+from recgrad.cli import launch as launcher
 from recgrad.cli.launch import launch
+from recgrad.cli.outcome import Outcome
 
 DIES = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
 CAUSE = "rank 0 was killed by SIGKILL (memory may have run out) before it began; go on with: this\n"
@@ -31,3 +34,28 @@ def test_the_cause_has_a_line_of_its_own(
     monkeypatch.setattr(sys, "stderr", screen)
     assert launch(DIES, 1, go_on="this") == 1
     assert screen.getvalue() == before + CAUSE
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_a_restart_has_the_cores_of_the_first_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher loads torch while ranks run; with OMP_PROC_BIND that binds it to one core."""
+    before = os.sched_getaffinity(0)
+    seen: list[set[int]] = []
+
+    class Start:
+        def __init__(self, *_: object) -> None:
+            seen.append(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, {min(before)})
+
+        def send(self, number: int) -> None:
+            """Nobody is there."""
+
+        def watch(self, signals: object) -> Outcome:
+            return Outcome(1, restart=True)
+
+    monkeypatch.setattr(launcher, "_Start", Start)
+    try:
+        assert launch(DIES, 1, max_restarts=2) == 1
+    finally:
+        os.sched_setaffinity(0, before)
+    assert seen == [before] * 3
