@@ -17,10 +17,11 @@ class BinaryFocalLoss(Loss):
     Args:
         gamma: how much easy rows count less; 0 is α-balanced cross entropy.
         alpha: weight of positives; negatives weigh 1−α.
-        detach_weight: take no gradient through (1−p)^γ and p^γ. The paper takes it.
+        detach_weight: take (1−p)^γ and p^γ as constants in the gradient, as TorchEasyRec does. The paper
+            differentiates them.
     """
 
-    def __init__(self, *, gamma: float = 2.0, alpha: float = 0.5, detach_weight: bool = False) -> None:
+    def __init__(self, *, gamma: float = 2.0, alpha: float = 0.5, detach_weight: bool = True) -> None:
         super().__init__()
         if gamma < 0:
             raise ValueError(f"gamma must be at least 0, got {gamma}")

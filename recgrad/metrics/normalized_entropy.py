@@ -17,10 +17,11 @@ from recgrad.metrics.log_loss import entropy_sum
 class NormalizedEntropy(Metric):
     """Mean cross entropy / entropy of the mean label; below 1 is better than the base rate.
 
-    nan without rows, and when all labels are 0 or all are 1: the base rate's entropy is 0.
+    The mean label is held in [eta, 1−eta]: when all labels are 0 or all are 1 the value is finite, though
+    very large, since predicting the one class is nearly free. nan without rows.
 
     Args:
-        eta: probabilities are held in [eta, 1−eta].
+        eta: probabilities and the mean label are held in [eta, 1−eta].
     """
 
     total: Tensor
@@ -46,8 +47,14 @@ class NormalizedEntropy(Metric):
 
     def measure(self) -> Value:
         """The normalized entropy of all rows so far."""
+        if not self.rows:
+            return self.undefined("there are no rows")
         rate = self.labels / self.rows
-        if not 0 < rate < 1:
-            return self.undefined("the rows are all of one class, or there are none")
-        base = -(rate * rate.log() + (1 - rate) * torch.log1p(-rate))
+        held = rate.clamp(self.eta, 1 - self.eta)
+        base = -(rate * held.log() + (1 - rate) * torch.log1p(-held))
         return self.total / self.rows / base
+
+    def value_of_sums(self, sums: Tensor) -> Value:
+        """The value of such sums; nan for one class, whose huge value would stay in a decayed mean for long."""
+        _, labels, rows = sums
+        return super().value_of_sums(sums) if 0 < labels < rows else self.scalar(float("nan"))

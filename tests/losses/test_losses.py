@@ -29,7 +29,7 @@ CONFIGS = [
     "jrc_loss { session_name: 's' alpha: 0.2 }",
     "binary_focal_loss {}",
     "binary_focal_loss { gamma: 0 alpha: 0.25 }",
-    "binary_focal_loss { gamma: 1.5 detach_weight: true }",
+    "binary_focal_loss { gamma: 1.5 detach_weight: false }",
 ]
 
 
@@ -103,7 +103,10 @@ def test_loss_is_the_weighted_mean_of_the_definition(text, rows, seed, scale, we
     assert value.item() == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
-@pytest.mark.parametrize("text", [text for text in CONFIGS if "detach_weight" not in text])
+# A loss whose weight is taken as a constant has another gradient than its value's.
+@pytest.mark.parametrize(
+    "text", [t for t in CONFIGS if "focal" not in t or "gamma: 0" in t or "detach_weight: false" in t]
+)
 def test_gradients(text):
     loss = built(text)
     logits, labels, session = inputs(loss, 9, 5, 1.5)
@@ -220,10 +223,11 @@ def test_jrc_without_sessions_is_refused():
         JRCLoss()(torch.zeros(2, 2), torch.zeros(2))
 
 
-def test_focal_detach_weight_takes_no_gradient_through_the_weight():
+@pytest.mark.parametrize("option", ["", "detach_weight: true"])
+def test_focal_weight_is_a_constant_in_the_gradient_unless_told_otherwise(option):
     z = torch.tensor([0.7, -1.2, 2.0], dtype=torch.float64, requires_grad=True)
     y = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
-    built("binary_focal_loss { gamma: 2 alpha: 0.5 detach_weight: true }")(z, y).backward()
+    built(f"binary_focal_loss {{ gamma: 2 alpha: 0.5 {option} }}")(z, y).backward()
     p = z.detach().sigmoid()
     weight = torch.where(y == 1, (1 - p) ** 2, p**2) * 0.5
     assert torch.allclose(z.grad, weight * (p - y) / 3, rtol=1e-12)

@@ -64,10 +64,10 @@ def test_log_loss_of_certain_and_wrong_predictions_is_that_of_eps():
 @pytest.mark.filterwarnings("ignore::recgrad.metrics.base.UndefinedMetricWarning")
 def test_normalized_entropy_is_relative_to_the_base_rate(rows):
     rate = sum(y for _, y in rows) / len(rows)
-    expected = float("nan")
-    if 0 < rate < 1:
-        expected = sum(entropy(p, y, 1e-12) for p, y in rows) / len(rows) / entropy(rate, rate, 0)
-    assert NormalizedEntropy()(*tensors(rows)).item() == pytest.approx(expected, rel=1e-12, nan_ok=True)
+    held = min(max(rate, 1e-12), 1 - 1e-12)
+    base = -rate * math.log(held) - (1 - rate) * math.log1p(-held)
+    expected = sum(entropy(p, y, 1e-12) for p, y in rows) / len(rows) / base
+    assert NormalizedEntropy()(*tensors(rows)).item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_normalized_entropy_of_the_base_rate_is_1():
@@ -75,10 +75,16 @@ def test_normalized_entropy_of_the_base_rate_is_1():
     assert NormalizedEntropy()(torch.full((4,), 0.25), labels).item() == pytest.approx(1, rel=1e-12)
 
 
-@pytest.mark.parametrize("label", [0, 1])
-def test_normalized_entropy_of_one_class_is_undefined_not_huge(label):
-    with pytest.warns(UndefinedMetricWarning, match="one class"):
-        assert torch.isnan(NormalizedEntropy()(torch.tensor([0.3, 0.4]), torch.tensor([label, label])))
+@pytest.mark.parametrize(("label", "loss"), [(0, -math.log(0.7)), (1, -math.log(0.3))])
+def test_normalized_entropy_of_one_class_is_relative_to_a_rate_of_eta(label, loss):
+    metric = NormalizedEntropy(eta=1e-6)
+    value = metric(torch.tensor([0.3, 0.3], dtype=torch.float64), torch.tensor([label, label])).item()
+    assert value == pytest.approx(loss / -math.log1p(-1e-6), rel=1e-9)
+
+
+def test_normalized_entropy_without_rows_is_undefined():
+    with pytest.warns(UndefinedMetricWarning, match="no rows"):
+        assert torch.isnan(NormalizedEntropy()(torch.empty(0), torch.empty(0)))
 
 
 def test_calibration_is_that_of_torchmetrics():

@@ -228,7 +228,7 @@ class BinaryFocalLoss(message.Message):
     alpha: builtins.float
     """The weight of positive rows."""
     detach_weight: builtins.bool
-    """Ours: take the weights as constants in the gradient."""
+    """Ours: take the weights as constants in the gradient, as TorchEasyRec does; the paper differentiates them."""
     def __init__(
         self,
         *,
