@@ -48,7 +48,8 @@ def _rotate(value: Any, bits: Any) -> Any:
 
 
 @numba.njit(inline="always")
-def _read32(data: Any, at: Any) -> Any:
+def read32(data: Any, at: Any) -> Any:
+    """Four bytes as a little-endian number."""
     return (
         np.uint64(data[at])
         | np.uint64(data[at + _U1]) << np.uint64(8)
@@ -58,8 +59,9 @@ def _read32(data: Any, at: Any) -> Any:
 
 
 @numba.njit(inline="always")
-def _read64(data: Any, at: Any) -> Any:
-    return _read32(data, at) | _read32(data, at + _U4) << _S32
+def read64(data: Any, at: Any) -> Any:
+    """Eight bytes as a little-endian number."""
+    return read32(data, at) | read32(data, at + _U4) << _S32
 
 
 @numba.njit(inline="always")
@@ -80,10 +82,10 @@ def xxh64(data: Any, start: Any, end: Any) -> Any:
     if size >= _U32:
         a, b, c, d = _P1 + _P2, _P2, _ZERO, _ZERO - _P1
         while at + _U32 <= stop:
-            a = _round(a, _read64(data, at))
-            b = _round(b, _read64(data, at + _U8))
-            c = _round(c, _read64(data, at + _U16))
-            d = _round(d, _read64(data, at + _U24))
+            a = _round(a, read64(data, at))
+            b = _round(b, read64(data, at + _U8))
+            c = _round(c, read64(data, at + _U16))
+            d = _round(d, read64(data, at + _U24))
             at += _U32
         result = _rotate(a, _S1) + _rotate(b, _S7) + _rotate(c, _S12) + _rotate(d, _S18)
         result = _merge(_merge(_merge(_merge(result, a), b), c), d)
@@ -91,10 +93,10 @@ def xxh64(data: Any, start: Any, end: Any) -> Any:
         result = _P5
     result += size
     while at + _U8 <= stop:
-        result = _rotate(result ^ _round(_ZERO, _read64(data, at)), _S27) * _P1 + _P4
+        result = _rotate(result ^ _round(_ZERO, read64(data, at)), _S27) * _P1 + _P4
         at += _U8
     if at + _U4 <= stop:
-        result = _rotate(result ^ (_read32(data, at) * _P1), _S23) * _P2 + _P3
+        result = _rotate(result ^ (read32(data, at) * _P1), _S23) * _P2 + _P3
         at += _U4
     while at < stop:
         result = _rotate(result ^ (np.uint64(data[at]) * _P5), _S11) * _P1
@@ -135,14 +137,14 @@ def hash_ints(values: Ints) -> Hashes:
     for first in range(0, len(values), 64):
         count = min(64, len(values) - first)
         for i in range(count):
-            begins[i] = _write_decimal(values[first + i], text, 20 * i + 20)
+            begins[i] = write_decimal(values[first + i], text, 20 * i + 20)
         for i in range(count):
             hashes[first + i] = xxh64(text, begins[i], 20 * i + 20)
     return hashes
 
 
 @cached_njit(nogil=True)
-def _write_decimal(value: Any, text: Any, end: Any) -> Any:
+def write_decimal(value: Any, text: Any, end: Any) -> Any:
     """Writes an integer so that it ends at `end`, two digits at a time; returns where it begins."""
     # The two's complement negation is right for −2⁶³ too, whose positive has no int64.
     rest = _ZERO - np.uint64(value) if value < 0 else np.uint64(value)

@@ -37,6 +37,7 @@ class TableSpec:
         sharding_types: how it may be spread over processes, by TorchRec's names; empty for any way.
         compute_kernels: what may look it up and update it in the sharded engine, by TorchRec's names, the
             best first; empty for what is best on the device.
+        hash: what ids of texts were made with, "" where they are not hashed here; checkpoints remember it.
         shard: when the table is a part of a larger one, which; initial values are those of the whole.
     """
 
@@ -49,6 +50,7 @@ class TableSpec:
     storage: str = "AUTO"
     sharding_types: tuple[str, ...] = ()
     compute_kernels: tuple[str, ...] = ()
+    hash: str = ""
     shard: Shard | None = None
 
 

@@ -288,9 +288,12 @@ class _Planner:
             spec.storage,
             () if constraints is None else tuple(constraints.sharding_types),
             () if constraints is None else tuple(constraints.compute_kernels),
+            spec.hash,
         )
-        known = self.tables.setdefault(name, table)
-        if known != table:
+        known = self.tables.get(name, table)
+        # Ids that are not hashed here may have been elsewhere, by any hash.
+        self.tables[name] = known = replace(known, hash=known.hash or table.hash)
+        if known != replace(table, hash=table.hash or known.hash):
             self._problem(
                 group, f"feature '{spec.name}' cannot share table '{name}': {_difference(known, table)}"
             )

@@ -22,7 +22,7 @@ _VOCABULARIES = ("vocab_list", "vocab_dict", "vocab_file")
 # These make ids always; the others also make floats.
 _MAKE_IDS = ("IdFeature", "ComboFeature", "BoolMaskFeature")
 _DATA_TYPES = ("FP32", "FP16", "BF16")
-_COMBINERS = ("sum", "mean", "min", "max")
+_COMBINERS = ("sum", "mean", "avg", "min", "max", "count")
 
 
 @CHECKS.register("feature names")
@@ -81,8 +81,8 @@ def check_embeddings(context: Context) -> None:
             )
         if message.pooling.lower() not in ("sum", "mean"):
             context.one_of(node, "pooling", ("sum", "mean"))
-        if "combiner" in fields:
-            context.one_of(node, "combiner", _COMBINERS)
+        if "combiner" in fields and message.combiner.lower() not in _combiners(node):
+            context.one_of(node, "combiner", _combiners(node))
         context.one_of(node, "data_type", _DATA_TYPES)
         if node.kind == "RawFeature":
             context.ranged(node, "value_dim", 1)
@@ -114,6 +114,11 @@ def check_sequences(context: Context) -> None:
                 context.problem(node.at(field), f"belongs to {owner}; remove it here")
         if not feature.sequence and message.sequence_fields:
             context.problem(node.at("sequence_fields"), "is for sequence features; remove it")
+
+
+def _combiners(node: Node) -> tuple[str, ...]:
+    """The combiners of a kind; a lookup may also leave its values as they are."""
+    return (*_COMBINERS, "") if node.kind == "LookupFeature" else _COMBINERS
 
 
 def _sources(message: Any) -> list[str]:

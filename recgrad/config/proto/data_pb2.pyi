@@ -8,6 +8,7 @@ from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
 from google.protobuf.internal import containers as containers
 from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
+from recgrad.config.proto import feature_pb2 as feature_pb2
 from recgrad.config.proto import sampler_pb2 as sampler_pb2
 import builtins as builtins
 import sys
@@ -158,7 +159,7 @@ class Field(message.Message):
 
 @typing.final
 class PositiveLabels(message.Message):
-    """Ours: texts of a label column that count as 1; every other text counts as 0."""
+    """Ours: values of a label column that count as 1; every other value counts as 0."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -235,6 +236,7 @@ class DataConfig(message.Message):
     ON_BAD_ROW_FIELD_NUMBER: builtins.int
     MAX_BAD_ROW_RATIO_FIELD_NUMBER: builtins.int
     POSITIVE_LABELS_FIELD_NUMBER: builtins.int
+    HASH_FIELD_NUMBER: builtins.int
     batch_size: builtins.int
     """Rows of a batch on each process."""
     dataset_type: DatasetType.ValueType
@@ -280,6 +282,8 @@ class DataConfig(message.Message):
     """Ours: FAIL stops at the first bad row, SKIP counts and leaves it out."""
     max_bad_row_ratio: builtins.float
     """Ours: the share of bad rows at which SKIP stops after all."""
+    hash: feature_pb2.TextHash.ValueType
+    """Ours: the hash of features with hash_bucket_size that do not set their own."""
     @builtins.property
     def negative_sampler(self) -> sampler_pb2.NegativeSampler: ...
     @builtins.property
@@ -304,7 +308,7 @@ class DataConfig(message.Message):
 
     @builtins.property
     def positive_labels(self) -> containers.RepeatedCompositeFieldContainer[PositiveLabels]:
-        """Ours: which texts of a label column count as 1."""
+        """Ours: which texts or numbers of a label column count as 1."""
 
     def __init__(
         self,
@@ -344,10 +348,11 @@ class DataConfig(message.Message):
         on_bad_row: DataConfig.OnBadRow.ValueType | None = ...,
         max_bad_row_ratio: builtins.float | None = ...,
         positive_labels: abc.Iterable[PositiveLabels] | None = ...,
+        hash: feature_pb2.TextHash.ValueType | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "in_order", b"in_order", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_order", b"in_order", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "in_order", b"in_order", "input_fields", b"input_fields", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "label_fields", b"label_fields", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "positive_labels", b"positive_labels", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sample_weight_fields", b"sample_weight_fields", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_order", b"in_order", "input_fields", b"input_fields", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "label_fields", b"label_fields", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "positive_labels", b"positive_labels", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sample_weight_fields", b"sample_weight_fields", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_sampler: _TypeAlias = typing.Literal["negative_sampler", "negative_sampler_v2", "hard_negative_sampler", "hard_negative_sampler_v2", "tdm_sampler"]  # noqa: Y015
     _WhichOneofArgType_sampler: _TypeAlias = typing.Literal["sampler", b"sampler"]  # noqa: Y015

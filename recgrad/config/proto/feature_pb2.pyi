@@ -64,6 +64,23 @@ AUTO: TableStorage.ValueType  # 0
 PLAIN: TableStorage.ValueType  # 1
 COMPACT: TableStorage.ValueType  # 2
 
+class _TextHash:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TextHashEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_TextHash.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    XXH64: _TextHash.ValueType  # 0
+    MURMUR64: _TextHash.ValueType  # 1
+
+class TextHash(_TextHash, metaclass=_TextHashEnumTypeWrapper):
+    """Ours: what ids of hash_bucket_size are made with. XXH64 with seed 0; or MurmurHash64A with seed 0xc70f6907, whose ids
+    are TorchEasyRec's.
+    """
+
+XXH64: TextHash.ValueType  # 0
+MURMUR64: TextHash.ValueType  # 1
+
 @typing.final
 class ParameterConstraints(message.Message):
     """How several processes may share a table."""
@@ -396,6 +413,7 @@ class IdFeature(message.Message):
     SEQUENCE_DELIM_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELDS_FIELD_NUMBER: builtins.int
     STORAGE_FIELD_NUMBER: builtins.int
+    HASH_FIELD_NUMBER: builtins.int
     feature_name: builtins.str
     expression: builtins.str
     """Where the value comes from: `user:age`, `item:price`, `context:hour`, `feature:other` or `const:1`."""
@@ -442,6 +460,8 @@ class IdFeature(message.Message):
     """Cuts text into positions."""
     storage: TableStorage.ValueType
     """Ours: how the local engine keeps the rows."""
+    hash: TextHash.ValueType
+    """Ours: the hash of hash_bucket_size; data_config.hash if unset."""
     @builtins.property
     def vocab_list(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Words in the order of their ids, which begin at 2: 0 is the default value, 1 any other word.
@@ -493,10 +513,11 @@ class IdFeature(message.Message):
         sequence_delim: builtins.str | None = ...,
         sequence_fields: abc.Iterable[builtins.str] | None = ...,
         storage: TableStorage.ValueType | None = ...,
+        hash: TextHash.ValueType | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "expression", b"expression", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "fg_value_type", b"fg_value_type", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "num_buckets", b"num_buckets", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_file", b"vocab_file", "weighted", b"weighted", "zch", b"zch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "expression", b"expression", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "fg_value_type", b"fg_value_type", "hash", b"hash", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "num_buckets", b"num_buckets", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_file", b"vocab_file", "weighted", b"weighted", "zch", b"zch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "expression", b"expression", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "fg_value_type", b"fg_value_type", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "num_buckets", b"num_buckets", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_fields", b"sequence_fields", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_dict", b"vocab_dict", "vocab_file", b"vocab_file", "vocab_list", b"vocab_list", "weighted", b"weighted", "zch", b"zch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "expression", b"expression", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "fg_value_type", b"fg_value_type", "hash", b"hash", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "num_buckets", b"num_buckets", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_fields", b"sequence_fields", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_dict", b"vocab_dict", "vocab_file", b"vocab_file", "vocab_list", b"vocab_list", "weighted", b"weighted", "zch", b"zch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -667,6 +688,7 @@ class ComboFeature(message.Message):
     SEQUENCE_DELIM_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELDS_FIELD_NUMBER: builtins.int
     STORAGE_FIELD_NUMBER: builtins.int
+    HASH_FIELD_NUMBER: builtins.int
     feature_name: builtins.str
     embedding_name: builtins.str
     """Features with the same name share a table."""
@@ -705,6 +727,8 @@ class ComboFeature(message.Message):
     """Cuts text into positions."""
     storage: TableStorage.ValueType
     """Ours: how the local engine keeps the rows."""
+    hash: TextHash.ValueType
+    """Ours: the hash of hash_bucket_size; data_config.hash if unset."""
     @builtins.property
     def expression(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Where the values come from, such as `user:age`."""
@@ -757,10 +781,11 @@ class ComboFeature(message.Message):
         sequence_delim: builtins.str | None = ...,
         sequence_fields: abc.Iterable[builtins.str] | None = ...,
         storage: TableStorage.ValueType | None = ...,
+        hash: TextHash.ValueType | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_file", b"vocab_file", "zch", b"zch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "hash", b"hash", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_file", b"vocab_file", "zch", b"zch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "expression", b"expression", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_fields", b"sequence_fields", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_dict", b"vocab_dict", "vocab_file", b"vocab_file", "vocab_list", b"vocab_list", "zch", b"zch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "expression", b"expression", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "hash", b"hash", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_fields", b"sequence_fields", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_dict", b"vocab_dict", "vocab_file", b"vocab_file", "vocab_list", b"vocab_list", "zch", b"zch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -970,6 +995,7 @@ class LookupFeature(message.Message):
     SEQUENCE_DELIM_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELDS_FIELD_NUMBER: builtins.int
     STORAGE_FIELD_NUMBER: builtins.int
+    HASH_FIELD_NUMBER: builtins.int
     feature_name: builtins.str
     map: builtins.str
     """The map's column, such as `user:clicks_by_category`."""
@@ -1028,6 +1054,8 @@ class LookupFeature(message.Message):
     """Cuts text into positions."""
     storage: TableStorage.ValueType
     """Ours: how the local engine keeps the rows."""
+    hash: TextHash.ValueType
+    """Ours: the hash of hash_bucket_size; data_config.hash if unset."""
     @builtins.property
     def autodis(self) -> AutoDisEmbedding: ...
     @builtins.property
@@ -1095,10 +1123,11 @@ class LookupFeature(message.Message):
         sequence_delim: builtins.str | None = ...,
         sequence_fields: abc.Iterable[builtins.str] | None = ...,
         storage: TableStorage.ValueType | None = ...,
+        hash: TextHash.ValueType | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "autodis", b"autodis", "combiner", b"combiner", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dense_emb", b"dense_emb", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "fg_value_type", b"fg_value_type", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "key", b"key", "map", b"map", "mlp", b"mlp", "need_discrete", b"need_discrete", "need_key", b"need_key", "normalizer", b"normalizer", "num_buckets", b"num_buckets", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "value_separator", b"value_separator", "vocab_file", b"vocab_file", "zch", b"zch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "autodis", b"autodis", "combiner", b"combiner", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dense_emb", b"dense_emb", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "fg_value_type", b"fg_value_type", "hash", b"hash", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "key", b"key", "map", b"map", "mlp", b"mlp", "need_discrete", b"need_discrete", "need_key", b"need_key", "normalizer", b"normalizer", "num_buckets", b"num_buckets", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "value_separator", b"value_separator", "vocab_file", b"vocab_file", "zch", b"zch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "autodis", b"autodis", "boundaries", b"boundaries", "combiner", b"combiner", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dense_emb", b"dense_emb", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "fg_value_type", b"fg_value_type", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "key", b"key", "map", b"map", "mlp", b"mlp", "need_discrete", b"need_discrete", "need_key", b"need_key", "normalizer", b"normalizer", "num_buckets", b"num_buckets", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_fields", b"sequence_fields", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "value_separator", b"value_separator", "vocab_dict", b"vocab_dict", "vocab_file", b"vocab_file", "vocab_list", b"vocab_list", "zch", b"zch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "autodis", b"autodis", "boundaries", b"boundaries", "combiner", b"combiner", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dense_emb", b"dense_emb", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "fg_value_type", b"fg_value_type", "hash", b"hash", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "key", b"key", "map", b"map", "mlp", b"mlp", "need_discrete", b"need_discrete", "need_key", b"need_key", "normalizer", b"normalizer", "num_buckets", b"num_buckets", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_fields", b"sequence_fields", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "value_separator", b"value_separator", "vocab_dict", b"vocab_dict", "vocab_file", b"vocab_file", "vocab_list", b"vocab_list", "zch", b"zch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_dense_emb: _TypeAlias = typing.Literal["autodis", "mlp"]  # noqa: Y015
     _WhichOneofArgType_dense_emb: _TypeAlias = typing.Literal["dense_emb", b"dense_emb"]  # noqa: Y015
@@ -1168,6 +1197,7 @@ class MatchFeature(message.Message):
     SEQUENCE_DELIM_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELDS_FIELD_NUMBER: builtins.int
     STORAGE_FIELD_NUMBER: builtins.int
+    HASH_FIELD_NUMBER: builtins.int
     feature_name: builtins.str
     nested_map: builtins.str
     """The column of the map of maps."""
@@ -1226,6 +1256,8 @@ class MatchFeature(message.Message):
     """Cuts text into positions."""
     storage: TableStorage.ValueType
     """Ours: how the local engine keeps the rows."""
+    hash: TextHash.ValueType
+    """Ours: the hash of hash_bucket_size; data_config.hash if unset."""
     @builtins.property
     def autodis(self) -> AutoDisEmbedding: ...
     @builtins.property
@@ -1293,10 +1325,11 @@ class MatchFeature(message.Message):
         sequence_delim: builtins.str | None = ...,
         sequence_fields: abc.Iterable[builtins.str] | None = ...,
         storage: TableStorage.ValueType | None = ...,
+        hash: TextHash.ValueType | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "autodis", b"autodis", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dense_emb", b"dense_emb", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "fg_value_type", b"fg_value_type", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "mlp", b"mlp", "need_discrete", b"need_discrete", "nested_map", b"nested_map", "normalizer", b"normalizer", "num_buckets", b"num_buckets", "pkey", b"pkey", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_length", b"sequence_length", "show_pkey", b"show_pkey", "show_skey", b"show_skey", "skey", b"skey", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_file", b"vocab_file", "zch", b"zch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "autodis", b"autodis", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dense_emb", b"dense_emb", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "fg_value_type", b"fg_value_type", "hash", b"hash", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "mlp", b"mlp", "need_discrete", b"need_discrete", "nested_map", b"nested_map", "normalizer", b"normalizer", "num_buckets", b"num_buckets", "pkey", b"pkey", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_length", b"sequence_length", "show_pkey", b"show_pkey", "show_skey", b"show_skey", "skey", b"skey", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_file", b"vocab_file", "zch", b"zch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "autodis", b"autodis", "boundaries", b"boundaries", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dense_emb", b"dense_emb", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "fg_value_type", b"fg_value_type", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "mlp", b"mlp", "need_discrete", b"need_discrete", "nested_map", b"nested_map", "normalizer", b"normalizer", "num_buckets", b"num_buckets", "pkey", b"pkey", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_fields", b"sequence_fields", "sequence_length", b"sequence_length", "show_pkey", b"show_pkey", "show_skey", b"show_skey", "skey", b"skey", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_dict", b"vocab_dict", "vocab_file", b"vocab_file", "vocab_list", b"vocab_list", "zch", b"zch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "autodis", b"autodis", "boundaries", b"boundaries", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dense_emb", b"dense_emb", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "fg_value_type", b"fg_value_type", "hash", b"hash", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "mlp", b"mlp", "need_discrete", b"need_discrete", "nested_map", b"nested_map", "normalizer", b"normalizer", "num_buckets", b"num_buckets", "pkey", b"pkey", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_fields", b"sequence_fields", "sequence_length", b"sequence_length", "show_pkey", b"show_pkey", "show_skey", b"show_skey", "skey", b"skey", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_dict", b"vocab_dict", "vocab_file", b"vocab_file", "vocab_list", b"vocab_list", "zch", b"zch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_dense_emb: _TypeAlias = typing.Literal["autodis", "mlp"]  # noqa: Y015
     _WhichOneofArgType_dense_emb: _TypeAlias = typing.Literal["dense_emb", b"dense_emb"]  # noqa: Y015
@@ -1839,6 +1872,7 @@ class CustomFeature(message.Message):
     SEQUENCE_DELIM_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELDS_FIELD_NUMBER: builtins.int
     STORAGE_FIELD_NUMBER: builtins.int
+    HASH_FIELD_NUMBER: builtins.int
     feature_name: builtins.str
     operator_name: builtins.str
     """What the library calls it."""
@@ -1888,6 +1922,8 @@ class CustomFeature(message.Message):
     """Cuts text into positions."""
     storage: TableStorage.ValueType
     """Ours: how the local engine keeps the rows."""
+    hash: TextHash.ValueType
+    """Ours: the hash of hash_bucket_size; data_config.hash if unset."""
     @builtins.property
     def autodis(self) -> AutoDisEmbedding: ...
     @builtins.property
@@ -1959,10 +1995,11 @@ class CustomFeature(message.Message):
         sequence_delim: builtins.str | None = ...,
         sequence_fields: abc.Iterable[builtins.str] | None = ...,
         storage: TableStorage.ValueType | None = ...,
+        hash: TextHash.ValueType | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "autodis", b"autodis", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dense_emb", b"dense_emb", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "is_op_thread_safe", b"is_op_thread_safe", "mlp", b"mlp", "normalizer", b"normalizer", "num_buckets", b"num_buckets", "operator_lib_file", b"operator_lib_file", "operator_name", b"operator_name", "operator_params", b"operator_params", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_file", b"vocab_file", "zch", b"zch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "autodis", b"autodis", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dense_emb", b"dense_emb", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "hash", b"hash", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "is_op_thread_safe", b"is_op_thread_safe", "mlp", b"mlp", "normalizer", b"normalizer", "num_buckets", b"num_buckets", "operator_lib_file", b"operator_lib_file", "operator_name", b"operator_name", "operator_params", b"operator_params", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_file", b"vocab_file", "zch", b"zch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "autodis", b"autodis", "boundaries", b"boundaries", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dense_emb", b"dense_emb", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "expression", b"expression", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "is_op_thread_safe", b"is_op_thread_safe", "mlp", b"mlp", "normalizer", b"normalizer", "num_buckets", b"num_buckets", "operator_lib_file", b"operator_lib_file", "operator_name", b"operator_name", "operator_params", b"operator_params", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_fields", b"sequence_fields", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_dict", b"vocab_dict", "vocab_file", b"vocab_file", "vocab_list", b"vocab_list", "zch", b"zch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "autodis", b"autodis", "boundaries", b"boundaries", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dense_emb", b"dense_emb", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "expression", b"expression", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "hash", b"hash", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "is_op_thread_safe", b"is_op_thread_safe", "mlp", b"mlp", "normalizer", b"normalizer", "num_buckets", b"num_buckets", "operator_lib_file", b"operator_lib_file", "operator_name", b"operator_name", "operator_params", b"operator_params", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_fields", b"sequence_fields", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_dict", b"vocab_dict", "vocab_file", b"vocab_file", "vocab_list", b"vocab_list", "zch", b"zch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_dense_emb: _TypeAlias = typing.Literal["autodis", "mlp"]  # noqa: Y015
     _WhichOneofArgType_dense_emb: _TypeAlias = typing.Literal["dense_emb", b"dense_emb"]  # noqa: Y015
@@ -2023,6 +2060,7 @@ class BoolMaskFeature(message.Message):
     SEQUENCE_DELIM_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELDS_FIELD_NUMBER: builtins.int
     STORAGE_FIELD_NUMBER: builtins.int
+    HASH_FIELD_NUMBER: builtins.int
     feature_name: builtins.str
     embedding_name: builtins.str
     """Features with the same name share a table."""
@@ -2065,6 +2103,8 @@ class BoolMaskFeature(message.Message):
     """Cuts text into positions."""
     storage: TableStorage.ValueType
     """Ours: how the local engine keeps the rows."""
+    hash: TextHash.ValueType
+    """Ours: the hash of hash_bucket_size; data_config.hash if unset."""
     @builtins.property
     def expression(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """The values, then the truth values."""
@@ -2119,10 +2159,11 @@ class BoolMaskFeature(message.Message):
         sequence_delim: builtins.str | None = ...,
         sequence_fields: abc.Iterable[builtins.str] | None = ...,
         storage: TableStorage.ValueType | None = ...,
+        hash: TextHash.ValueType | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "fg_value_type", b"fg_value_type", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "num_buckets", b"num_buckets", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_file", b"vocab_file", "zch", b"zch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "fg_value_type", b"fg_value_type", "hash", b"hash", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "num_buckets", b"num_buckets", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_file", b"vocab_file", "zch", b"zch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "expression", b"expression", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "fg_value_type", b"fg_value_type", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "num_buckets", b"num_buckets", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_fields", b"sequence_fields", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_dict", b"vocab_dict", "vocab_file", b"vocab_file", "vocab_list", b"vocab_list", "zch", b"zch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "expression", b"expression", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "fg_value_type", b"fg_value_type", "hash", b"hash", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "num_buckets", b"num_buckets", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_fields", b"sequence_fields", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_dict", b"vocab_dict", "vocab_file", b"vocab_file", "vocab_list", b"vocab_list", "zch", b"zch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

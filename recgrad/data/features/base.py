@@ -18,10 +18,12 @@ from recgrad.data.features.columns import (
     read_pairs,
     read_positions,
 )
-from recgrad.data.features.frame import Frame, Input, Pairs, Scope
+from recgrad.data.features.config import hash_of
+from recgrad.data.features.frame import Frame, Input, Pairs, Scope, Slots
 from recgrad.data.features.outputs import Dense, FloatOutput, IdOutput, Sparse
 from recgrad.data.features.spec import FeatureSpec, Kind
 from recgrad.data.features.weights import weighed
+from recgrad.data.hashes import DEFAULT_HASH
 from recgrad.data.hashing import Ints
 from recgrad.errors import DataError
 
@@ -49,12 +51,13 @@ class SequenceSetting:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a feature is told beside its own message."""
+    """What a feature is told beside its own message; `hash` holds where that names none."""
 
     mode: str
     multival_sep: str
     sequence: SequenceSetting | None = None
     joiner: str = "__"
+    hash: str = DEFAULT_HASH
 
     @property
     def prefix(self) -> str:
@@ -172,6 +175,8 @@ class Feature:
         array = frame.array(source, self.spec.use_mask)
         if source.pairs:
             return Pairs(*read_pairs(array, source.separator or "\x1d"))
+        if source.slots:
+            return Slots(*read_positions(array, source.separator or "\x1d", None))
         return read_bags(array, source.separator)
 
     def _encode_sequence(self, frame: Frame, faults: Faults) -> Sparse | Dense:
@@ -227,7 +232,7 @@ class Feature:
         if longest and len(lengths) and lengths.max() > longest:
             keep = np.arange(len(bags)) - np.repeat(offsets[:-1], lengths) < longest
             bags, offsets = bags.take(np.flatnonzero(keep)), kept_offsets(offsets, keep)
-        if self.setting.mode == "FG_NONE" and self.output.has_default:
+        if self.output.has_default:  # always, but for FG_NONE without fg_encoded_default_value
             bags, offsets = _with_positions(bags, offsets)
         return bags, offsets
 
@@ -290,6 +295,7 @@ class Feature:
             sequence_name=self.setting.sequence.name if self.setting.sequence else None,
             value_dim=output.value_dim,
             num_rows=num_rows,
+            hash=hash_of(output),
             embedding_dim=config.embedding_dim if sparse or embedding else 0,
             embedding_name=config.embedding_name or f"{self.name}_emb",
             pooling=config.pooling.lower(),

@@ -12,7 +12,7 @@ from recgrad.data.features.base import Feature
 from recgrad.data.features.buckets import Report
 from recgrad.data.features.columns import Bags, Values, gather
 from recgrad.data.features.config import ids_output, separator_of
-from recgrad.data.features.frame import Input, Scope
+from recgrad.data.features.frame import Input, Scope, Slots
 from recgrad.data.features.outputs import BagIndex, IdOutput
 from recgrad.data.features.registry import FEATURES
 from recgrad.data.features.text import Mask, Text
@@ -29,18 +29,18 @@ class BoolMaskFeature(Feature):
             count = len(self.config.expression)
             raise ValueError(f"a bool_mask_feature must have 2 expressions, values and mask, got {count}")
         separator = separator_of(self.config)
-        return [Input(text, separator=separator) for text in self.config.expression]
+        return [Input(text, separator=separator, slots=True) for text in self.config.expression]
 
     def build_output(self) -> IdOutput:
         """Ids of the values that are kept."""
         return ids_output(self.config, self.setting, value_dim=self.config.value_dim)
 
     def transform(self, inputs: list[Any], scope: Scope) -> Bags:
-        """The values that are kept."""
-        values: Bags = inputs[0]
-        masks: Bags = inputs[1]
+        """The values that are kept; a row without values needs no masks."""
+        values, masks = _aligned(*inputs)
         keep = _truth(masks.values, scope.report(masks, self.inputs[1].name))
-        wrong = values.lengths != masks.lengths
+        there = values.lengths > 0
+        wrong = (values.lengths != masks.lengths) & there
         if wrong.any():
             bad = np.flatnonzero(wrong)
             scope.report(values, self.inputs[1].name)(
@@ -49,10 +49,21 @@ class BoolMaskFeature(Feature):
                 masks.lengths[bad],
                 f"make '{self.inputs[0].name}' and '{self.inputs[1].name}' equally long in each row",
             )
-            good = np.flatnonzero(~wrong)
-            keep = keep[gather(masks.starts, good)[0]]
             values = values.keep(np.repeat(~wrong, values.lengths))
+        keep = keep[gather(masks.starts, np.flatnonzero(there & ~wrong))[0]]
         return values.keep(keep)
+
+
+def _aligned(values: Any, masks: Any) -> tuple[Bags, Bags]:
+    """Values and masks in bags; where a row has as many masks as items, those of empty items are left out."""
+    if isinstance(values, Slots) and isinstance(masks, Slots):
+        rows = np.flatnonzero(np.diff(values.offsets) == np.diff(masks.offsets))
+        keep = np.ones(len(masks.items), np.bool_)
+        full = values.items.lengths > 0
+        keep[gather(masks.offsets, rows)[0]] = full[gather(values.offsets, rows)[0]]
+        masks = masks if keep.all() else masks.keep(keep)
+    value_bags, mask_bags = (given.bags if isinstance(given, Slots) else given for given in (values, masks))
+    return value_bags, mask_bags
 
 
 def _truth(values: Values, report: Report) -> Mask:

@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from recgrad.data.features.columns import Values
 from recgrad.data.features.text import Mask, Text, parse_ints
-from recgrad.data.hashing import Bytes, Ints, bucket_spans, buckets_of, hash_ints, hash_spans, xxh64
+from recgrad.data.hashes import DEFAULT_HASH, HASHES
+from recgrad.data.hashing import Bytes, Ints, buckets_of, hash_spans, xxh64
 from recgrad.kernels import cached_njit
 
 Report = Callable[[Any, str, Any, str], None]
@@ -84,19 +85,20 @@ class NumBuckets:
 
 
 class HashBuckets:
-    """Ids are XXH64 of the value's text modulo `size`."""
+    """Ids are the hash of the value's text modulo `size`."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, hash: str = DEFAULT_HASH) -> None:
         if not 1 <= size < 2**63:
             raise ValueError(f"hash_bucket_size must be between 1 and 2^63 − 1, got {size}")
         self.num_rows = size
+        self.hash = hash
+        self._hash = HASHES[hash]
 
     def __call__(self, values: Values, report: Report) -> Ints:
         """Hash mod size; integers hash as their decimal text."""
         if isinstance(values, Text):
-            ids: Ints = bucket_spans(values.data, values.starts, values.ends, self.num_rows)
-            return ids
-        return buckets_of(hash_ints(whole_numbers(values, report)), self.num_rows)
+            return self._hash.buckets(values.data, values.starts, values.ends, self.num_rows)
+        return buckets_of(self._hash.ints(whole_numbers(values, report)), self.num_rows)
 
 
 class Vocabulary:

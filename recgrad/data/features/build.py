@@ -11,6 +11,7 @@ from recgrad.config.names import joiner_of
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data.features.base import MODES, Feature, SequenceSetting, Setting
 from recgrad.data.features.registry import FEATURES
+from recgrad.data.hashes import DEFAULT_HASH
 from recgrad.errors import ConfigError, Problem
 from recgrad.registry import UnknownNameError
 
@@ -23,11 +24,17 @@ def features_of(config: PipelineConfig) -> list[Feature]:
         fg_mode=data["fg_mode"],
         multival_sep=data["fg_encoded_multival_sep"],
         joiner=joiner_of(config),
+        hash=data["hash"],
     )
 
 
 def build_features(
-    feature_configs: Sequence[Any], *, fg_mode: str, multival_sep: str, joiner: str = "__"
+    feature_configs: Sequence[Any],
+    *,
+    fg_mode: str,
+    multival_sep: str,
+    joiner: str = "__",
+    hash: str = DEFAULT_HASH,
 ) -> list[Feature]:
     """The features of a config, in its order, groups taken apart.
 
@@ -38,6 +45,7 @@ def build_features(
         fg_mode: "FG_NONE", "FG_NORMAL", "FG_DAG" or "FG_BUCKETIZE".
         multival_sep: what separates values of a text when columns are already encoded.
         joiner: what stands between the names of a sequence_feature and of its member.
+        hash: what makes ids of texts, by its name in HASHES, for features that do not name one.
     """
     if fg_mode not in MODES:
         raise ConfigError(
@@ -45,7 +53,7 @@ def build_features(
         )
     if not multival_sep:
         raise ConfigError([Problem("data_config.fg_encoded_multival_sep", "must not be empty")])
-    common = Setting(fg_mode, multival_sep, joiner=joiner)
+    common = Setting(fg_mode, multival_sep, joiner=joiner, hash=hash)
     problems: list[Problem] = []
     features: list[Feature] = []
     for i, message in enumerate(feature_configs):

@@ -20,9 +20,10 @@ from recgrad.data.features.registry import FEATURES
 @FEATURES.register("combine_feature")
 @FEATURES.register("sequence_combine_feature")
 class CombineFeature(Feature):
-    """The sum, mean, min or max of a row's numbers, or of the numbers that value_map gives its words.
+    """The sum, mean, min, max or count of a row's numbers, or of those that value_map gives its words.
 
-    Words that value_map does not know hold no number.
+    Words that value_map does not know hold no number. With num_buckets the result is cut to an
+    integer, towards zero.
     """
 
     def expressions(self) -> list[Input]:
@@ -37,7 +38,8 @@ class CombineFeature(Feature):
             Vocabulary({word: i for i, word in enumerate(numbers)}, len(numbers), 0) if numbers else None
         )
         self.numbers = np.array([*numbers.values(), np.nan])
-        if bucket_setting(self.config) == "num_buckets":
+        self.whole = bucket_setting(self.config) == "num_buckets"
+        if self.whole:
             if self.config.HasField("normalizer"):
                 raise ValueError("normalizer is for floats or boundaries, not num_buckets; remove one")
             return ids_output(self.config, self.setting, value_dim=1)
@@ -48,8 +50,11 @@ class CombineFeature(Feature):
         bags: Bags = inputs[0]
         report = scope.report(bags, self.inputs[0].name)
         if self.words is None:
-            return combine(Bags(numbers_of(bags.values, report), bags.offsets), self.combiner)
-        index = self.words(texts_of(bags.values, report), report)
-        mapped = Bags(self.numbers[index], bags.offsets)
-        known = index < len(self.numbers) - 1
-        return combine(mapped if known.all() else mapped.keep(known), self.combiner)
+            numbers = Bags(numbers_of(bags.values, report), bags.offsets)
+        else:
+            index = self.words(texts_of(bags.values, report), report)
+            mapped = Bags(self.numbers[index], bags.offsets)
+            known = index < len(self.numbers) - 1
+            numbers = mapped if known.all() else mapped.keep(known)
+        result = combine(numbers, self.combiner)
+        return Bags(np.trunc(result.values), result.offsets) if self.whole else result

@@ -37,6 +37,7 @@ class AsIntegers:
     def __init__(self, bucketizer: Bucketizer) -> None:
         self.bucketizer = bucketizer
         self.num_rows = bucketizer.num_rows
+        self.hash = getattr(bucketizer, "hash", "")
 
     def __call__(self, values: Values, report: Report) -> Ints:
         """The ids of the integers."""
@@ -71,7 +72,14 @@ def default_of(config: Any, setting: Setting) -> list[str] | None:
         return str(text).split(setting.multival_sep) if text else None
     if "default_value" not in config.DESCRIPTOR.fields_by_name:
         return ["0"]
-    return str(config.default_value).split(separator_of(config)) if config.default_value else None
+    text = default_text(config, setting)
+    return text.split(separator_of(config)) if text else None
+
+
+def default_text(config: Any, setting: Setting) -> str:
+    """default_value where values are bucketized here; a sequence always has one, "0" in place of ""."""
+    text = str(config.default_value)
+    return "0" if setting.sequence is not None and not text else text
 
 
 def ids_output(config: Any, setting: Setting, *, value_dim: int = 0, weighted: bool = False) -> IdOutput:
@@ -80,12 +88,19 @@ def ids_output(config: Any, setting: Setting, *, value_dim: int = 0, weighted: b
     return IdOutput(bucketizer, default_of(config, setting), value_dim, weighted)
 
 
-def floats_output(config: Any, setting: Setting, *, value_dim: int) -> FloatOutput | IdOutput:
-    """The last step of a feature that computes floats, kept as they are or cut at boundaries."""
+def floats_output(
+    config: Any, setting: Setting, *, value_dim: int, fallback: str | None = None
+) -> FloatOutput | IdOutput:
+    """The last step of a feature that computes floats, kept as they are or cut at boundaries.
+
+    `fallback` is the default where default_value is empty; None leaves rows without a value.
+    """
     values = to_kwargs(config)
     boundaries = Boundaries(values["boundaries"]) if values.get("boundaries") else None
     normalizer = _normalizer(values["normalizer"]) if values.get("normalizer") else None
     default = default_of(config, setting)
+    if default is None and fallback is not None and setting.mode != "FG_NONE":
+        default = [fallback]
     if setting.mode == "FG_NONE":
         if boundaries is not None:
             bucketizer = NumBuckets(boundaries.num_rows, "len(boundaries) + 1,")
@@ -105,6 +120,11 @@ def _normalizer(text: str) -> Normalizer:
         raise ValueError(what if "normalizer" in what else f"normalizer: {what}") from error
 
 
+def hash_of(output: FloatOutput | IdOutput) -> str:
+    """The name of the hash that ids are made with; "" where there is none."""
+    return str(getattr(output.bucketizer, "hash", "")) if isinstance(output, IdOutput) else ""
+
+
 def _vocabulary_of_file(values: Mapping[str, Any]) -> Vocabulary:
     path = os.path.join(values.get("asset_dir", ""), values["vocab_file"])
     return vocabulary_of_file(path, *_of_other_words(values))
@@ -116,7 +136,7 @@ def _of_other_words(values: Mapping[str, Any]) -> tuple[str, int | None]:
 
 
 _BUCKETIZERS: dict[str, Callable[[Mapping[str, Any]], Bucketizer]] = {
-    "hash_bucket_size": lambda values: HashBuckets(values["hash_bucket_size"]),
+    "hash_bucket_size": lambda values: HashBuckets(values["hash_bucket_size"], values["hash"]),
     "num_buckets": lambda values: NumBuckets(values["num_buckets"]),
     "vocab_list": lambda values: vocabulary_of_list(values["vocab_list"], *_of_other_words(values)),
     "vocab_dict": lambda values: vocabulary_of_dict(values["vocab_dict"], *_of_other_words(values)),
@@ -125,9 +145,19 @@ _BUCKETIZERS: dict[str, Callable[[Mapping[str, Any]], Bucketizer]] = {
 """What makes ids of values, by the setting that asks for it."""
 
 
+def _check_hash(name: str | None, setting: Setting) -> None:
+    """Refuse a `hash` that nothing would use."""
+    if name != "hash_bucket_size":
+        raise ValueError("hash needs hash_bucket_size, whose ids it makes; remove it")
+    if setting.mode == "FG_NONE":
+        raise ValueError("hash has no effect in fg_mode FG_NONE, which reads ids as they are; remove it")
+
+
 def _bucketizer(config: Any, setting: Setting) -> Bucketizer:
     name = bucket_setting(config)
-    values = to_kwargs(config)
+    values = {"hash": setting.hash, **to_kwargs(config), "default_value": default_text(config, setting)}
+    if "hash" in config.DESCRIPTOR.fields_by_name and config.HasField("hash"):
+        _check_hash(name, setting)
     if "default_bucketize_value" in values and name not in ("vocab_list", "vocab_dict", "vocab_file"):
         raise ValueError("default_bucketize_value needs vocab_list, vocab_dict or vocab_file")
     if name is None or name not in _BUCKETIZERS:

@@ -15,6 +15,7 @@ from recgrad.data.features.frame import Input, Scope
 from recgrad.data.features.functions import Vector
 from recgrad.data.features.outputs import BagIndex, FloatOutput, IdOutput, numbers_of
 from recgrad.data.features.registry import FEATURES
+from recgrad.data.features.text import Mask
 
 
 @FEATURES.register("expr_feature")
@@ -60,7 +61,10 @@ class ExprFeature(Feature):
             there = read if whole.all() else [bags.take(np.flatnonzero(whole)) for bags in read]
             values = {name: _value(bags) for name, bags in zip(self.names, there, strict=True)}
             try:
-                return _bags(self.expression.evaluate(values), whole)
+                result = self.expression.evaluate(values)
+                if self.expression.partial:
+                    result, whole = _without_undefined(result, there, whole)
+                return _bags(result, whole)
             except LengthMismatchError as error:
                 bad = np.flatnonzero(whole)[error.bags]
             scope.report(inputs[0], self.inputs[0].name)(
@@ -83,6 +87,22 @@ def _filled(bags: Bags, value: float) -> Bags:
     filled = np.full(offsets[-1], value)
     filled[~np.repeat(empty, lengths)] = bags.values
     return Bags(filled, offsets)
+
+
+def _without_undefined(result: Value, inputs: list[Bags], whole: Mask) -> tuple[Value, Mask]:
+    """The result without the bags where it is nan though all inputs are numbers, and the bags left."""
+    values = result.values if isinstance(result, Vector) else result
+    bags = Bags(values, result.offsets if isinstance(result, Vector) else None)
+    nan = np.zeros(len(bags), np.bool_)
+    nan[bags.bag_of(np.isnan(values))] = True
+    for given in inputs:
+        nan[given.bag_of(~np.isfinite(given.values))] = False  # a fault, which the output reports
+    if not nan.any():
+        return result, whole
+    left = whole.copy()
+    left[np.flatnonzero(whole)[nan]] = False
+    kept = bags.take(np.flatnonzero(~nan))
+    return (np.asarray(kept.values) if kept.offsets is None else Vector(kept.values, kept.offsets)), left
 
 
 def _value(bags: Bags) -> Value:

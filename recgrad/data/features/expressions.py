@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recgrad.config.values import show
-from recgrad.data.features.functions import CONSTANTS, ELEMENTWISE, REDUCTIONS, Vector, align
+from recgrad.data.features.functions import CONSTANTS, ELEMENTWISE, PARTIAL, REDUCTIONS, Vector, align
 from recgrad.errors import nearest
 
 Numbers = npt.NDArray[np.float64]
@@ -48,10 +48,12 @@ class Expression:
     Attributes:
         variables: the names it reads.
         reduces: it uses a function of whole vectors, such as dot.
+        partial: it uses a function that has no value for some vectors, such as corr.
     """
 
     variables: frozenset[str]
     reduces: bool
+    partial: bool
     _root: Node
 
     def evaluate(self, values: Mapping[str, Value]) -> Value:
@@ -81,12 +83,13 @@ class _Parser:
         self.depth = 0
         self.variables: set[str] = set()
         self.reduces = False
+        self.partial = False
 
     def parse(self) -> Expression:
         root = self._ternary()
         if self._peek() != "":
             raise self._error("an operator")
-        return Expression(frozenset(self.variables), self.reduces, root)
+        return Expression(frozenset(self.variables), self.reduces, self.partial, root)
 
     def _peek(self) -> str:
         return self.tokens[self.at][1]
@@ -190,6 +193,7 @@ class _Parser:
             hint = nearest(name, [*ELEMENTWISE, *REDUCTIONS])
             raise ValueError(f"expression {show(self.source)}: no function '{name}'{hint}")
         self.reduces |= name in REDUCTIONS
+        self.partial |= name in PARTIAL
         arity, function = REDUCTIONS[name] if name in REDUCTIONS else ELEMENTWISE[name]
         if len(arguments) != arity if arity else not arguments:
             wanted = arity or "at least 1"

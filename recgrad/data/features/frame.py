@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from recgrad.data.faults import Faults
 from recgrad.data.features.buckets import Report
-from recgrad.data.features.columns import Bags, Values, gather, take_values
+from recgrad.data.features.columns import Bags, Values, gather, kept_offsets, nest, take_values
 from recgrad.data.features.outputs import BagIndex, Dense, Sparse
 from recgrad.data.features.text import Mask, Text, halve
 from recgrad.data.hashing import Ints
@@ -29,6 +29,7 @@ class Input:
         sequence: it has positions.
         separator: where its texts are cut; None for never.
         pairs: it holds `key:value` items or a map.
+        slots: an empty item keeps its place; a row is then read as Slots.
     """
 
     name: str
@@ -36,6 +37,29 @@ class Input:
     sequence: bool = False
     separator: str | None = None
     pairs: bool = False
+    slots: bool = False
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The items of rows, each a bag of its value or of none; row i holds items offsets[i]:offsets[i + 1]."""
+
+    items: Bags
+    offsets: Ints
+
+    @property
+    def bags(self) -> Bags:
+        """The values of each row."""
+        return nest(self.items, self.offsets)
+
+    def take(self, rows: Ints) -> Slots:
+        """The rows at an index array."""
+        index, offsets = gather(self.offsets, rows)
+        return Slots(self.items.take(index), offsets)
+
+    def keep(self, mask: Mask) -> Slots:
+        """The same rows with only the items where `mask` is true."""
+        return Slots(self.items.take(np.flatnonzero(mask)), kept_offsets(self.offsets, mask))
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,20 @@ def _variance(offsets: Ints, values: Numbers, less: int) -> Numbers:
     return variance
 
 
+def _corr(offsets: Ints, a: Numbers, b: Numbers) -> Numbers:
+    """Pearson's correlation; nan where a vector is constant, as one of a single element is."""
+    lengths = np.diff(offsets)
+    constant = np.zeros(len(lengths), np.bool_)
+    centred = []
+    for values in (a, b):
+        # By its ends: rounding may leave a constant vector a variance that is not 0.
+        constant |= fold(np.minimum, offsets, values, 0.0) == fold(np.maximum, offsets, values, 0.0)
+        centred.append(values - np.repeat(_mean(offsets, values), lengths))
+    spread = [np.sqrt(_sum(offsets, part * part)) for part in centred]
+    result = np.clip(_sum(offsets, centred[0] * centred[1]) / spread[0] / spread[1], -1.0, 1.0)
+    return np.where(constant, np.nan, result)
+
+
 def _away_from_zero(x: Any) -> Any:
     return np.copysign(np.floor(np.abs(x) + 0.5), x)
 
@@ -158,6 +172,8 @@ ELEMENTWISE: dict[str, tuple[int, Callable[..., Any]]] = {
     "round": (1, _away_from_zero),
     "roundp": (2, _round_places),
     "sigmoid": (1, _sigmoid),
+    "isnan": (1, lambda x: np.isnan(x).astype(np.float64)),
+    "mod": (2, np.fmod),
     "haversine": (4, _haversine),
     "sphere_dist": (4, _sphere_dist),
     "min": (0, _all(np.minimum)),
@@ -173,6 +189,7 @@ REDUCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
     "squared_norm": (1, lambda offsets, a: _sum(offsets, a * a)),
     "dot": (2, lambda offsets, a, b: _sum(offsets, a * b)),
     "euclid_dist": (2, lambda offsets, a, b: np.sqrt(_sum(offsets, (a - b) ** 2))),
+    "corr": (2, _corr),
     "std_dev": (1, lambda offsets, a: np.sqrt(_variance(offsets, a, 0))),
     "pop_std_dev": (1, lambda offsets, a: np.sqrt(_variance(offsets, a, 1))),
     "variance": (1, lambda offsets, a: _variance(offsets, a, 0)),
@@ -184,3 +201,6 @@ REDUCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
     "reduce_prod": (1, lambda offsets, a: fold(np.multiply, offsets, a, 1.0)),
 }
 """By name: number of arguments and function of (where bags begin, values of each argument)."""
+
+PARTIAL = frozenset({"corr"})
+"""Functions that have no value for some vectors of finite numbers, which is nan."""

@@ -24,5 +24,7 @@ class IdFeature(Feature):
         return [Input(self.config.expression, separator=separator_of(self.config), pairs=self.weighted)]
 
     def build_output(self) -> IdOutput:
-        """Ids; the first value_dim of a row when that is set."""
-        return ids_output(self.config, self.setting, value_dim=self.config.value_dim, weighted=self.weighted)
+        """Ids; the first value_dim of a row or position, by default all of a row and one of a position."""
+        alone = self.setting.sequence is not None and self.setting.mode != "FG_NONE"
+        value_dim = 1 if alone and not self.config.HasField("value_dim") else self.config.value_dim
+        return ids_output(self.config, self.setting, value_dim=value_dim, weighted=self.weighted)

@@ -6,6 +6,8 @@ from typing import Any
 
 import numba
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from recgrad.data.features.buckets import Report, whole_numbers
 from recgrad.data.features.columns import Bags, Values
@@ -14,12 +16,28 @@ from recgrad.data.features.text import Text
 from recgrad.data.hashing import Bytes, Ints
 from recgrad.kernels import cached_njit
 
-COMBINERS = ("sum", "mean", "min", "max")
+COMBINERS = ("sum", "mean", "avg", "min", "max", "count")
+_UNDEFINED = ("gap_min", "gap_max")
 
 
 def texts_of(values: Values, report: Report) -> Text:
     """Values as text; integers are written in decimal."""
     return values if isinstance(values, Text) else Text.of_ints(whole_numbers(values, report))
+
+
+def keys_of(values: Values, report: Report) -> Text:
+    """Keys of maps as text; numbers are written as short as they can be, 12.0 as 12 and 2.50 as 2.5."""
+    if isinstance(values, Text) or values.dtype.kind != "f":
+        return texts_of(values, report)
+    missing = np.isnan(values)
+    if missing.any():
+        report(missing, "key {value} is not a number", values[missing], "leave such rows null")
+    whole = (np.floor(values) == values) & (np.abs(values) < 2.0**63)
+    texts = pa.array(values).cast(pa.large_string())
+    if whole.any():  # Arrow writes large ones with an exponent
+        numbers = pa.array(np.where(whole, values, 0).astype(np.int64)).cast(pa.large_string())
+        texts = pc.if_else(pa.array(whole), numbers, texts)
+    return Text.of(texts)
 
 
 def find_in_bags(needles: Bags, hay: Bags) -> Ints:
@@ -40,16 +58,16 @@ def find_in_bags(needles: Bags, hay: Bags) -> Ints:
 
 
 def combine(bags: Bags, combiner: str) -> Bags:
-    """Each bag's numbers made one by sum, mean, min or max; empty bags stay empty."""
+    """Each bag's numbers made one by one of COMBINERS; empty bags stay empty."""
     assert not isinstance(bags.values, Text)
     if bags.offsets is None:
-        return bags
+        return Bags(np.ones(len(bags.values))) if combiner == "count" else bags
     lengths = np.diff(bags.offsets)
     full = lengths > 0
-    values = bags.values.astype(np.float64)
+    values = np.ones(len(bags.values)) if combiner == "count" else bags.values.astype(np.float64)
     ufunc = {"min": np.minimum, "max": np.maximum}.get(combiner, np.add)
     result = fold(ufunc, bags.offsets, values, 0.0)
-    if combiner == "mean":
+    if combiner in ("mean", "avg"):
         result[full] /= lengths[full]
     if full.all():
         return Bags(result)
@@ -59,6 +77,8 @@ def combine(bags: Bags, combiner: str) -> Bags:
 def check_combiner(combiner: str, *, optional: bool) -> str:
     """The combiner in lower case; "" means none where that is allowed."""
     lower = combiner.lower()
+    if lower in _UNDEFINED:
+        raise ValueError(f"combiner {combiner!r} is not available: what it computes is published nowhere")
     if lower not in COMBINERS and not (optional and not lower):
         raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, got {combiner!r}")
     return lower

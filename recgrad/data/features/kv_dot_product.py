@@ -10,7 +10,7 @@ from recgrad.data.features.base import Feature
 from recgrad.data.features.columns import Bags, take_values
 from recgrad.data.features.config import floats_output, separator_of
 from recgrad.data.features.frame import Input, Pairs, Scope
-from recgrad.data.features.keys import combine, find_in_bags, texts_of
+from recgrad.data.features.keys import combine, find_in_bags, keys_of
 from recgrad.data.features.outputs import FloatOutput, IdOutput, numbers_of
 from recgrad.data.features.registry import FEATURES
 
@@ -21,7 +21,7 @@ class KvDotProduct(Feature):
     """Σ over keys in both query and document of the product of their values.
 
     A key without a value counts 1, so two lists of keys give the size of their overlap. Of
-    equal keys in the document the last holds.
+    equal keys in the document the last holds. An empty default_value counts as "0".
     """
 
     def expressions(self) -> list[Input]:
@@ -38,7 +38,7 @@ class KvDotProduct(Feature):
             raise ValueError(
                 "kv_delimiter is a number in the schema and cannot name a delimiter; keys end at ':'"
             )
-        return floats_output(self.config, self.setting, value_dim=1)
+        return floats_output(self.config, self.setting, value_dim=1, fallback="0")
 
     def transform(self, inputs: list[Any], scope: Scope) -> Bags:
         """The products; a row without a query or a document has none."""
@@ -55,7 +55,7 @@ class KvDotProduct(Feature):
 
     def _weights(self, pairs: Pairs, scope: Scope, i: int) -> tuple[Bags, Any]:
         report = scope.report(pairs.keys, self.inputs[i].name)
-        keys = Bags(texts_of(pairs.keys.values, report), pairs.keys.offsets)
+        keys = Bags(keys_of(pairs.keys.values, report), pairs.keys.offsets)
         weights = np.ones(len(pairs.has))
         given = Bags(take_values(pairs.values, pairs.has), None)
         index = np.flatnonzero(pairs.has)

@@ -11,7 +11,7 @@ from recgrad.data.features.buckets import Report
 from recgrad.data.features.columns import Bags, take_values
 from recgrad.data.features.config import bucket_setting, floats_output, ids_output, separator_of
 from recgrad.data.features.frame import Input, Pairs, Scope
-from recgrad.data.features.keys import check_combiner, combine, find_in_bags, texts_of
+from recgrad.data.features.keys import check_combiner, combine, find_in_bags, keys_of, texts_of
 from recgrad.data.features.outputs import BagIndex, FloatOutput, IdOutput, numbers_of
 from recgrad.data.features.registry import FEATURES
 from recgrad.data.features.text import Text, cut, join
@@ -59,8 +59,8 @@ class LookupFeature(Feature):
         hay = pairs.keys
         if isinstance(keys.values, Text) or isinstance(hay.values, Text):
             map_report = scope.report(hay, self.inputs[0].name)
-            keys = Bags(texts_of(keys.values, report), keys.offsets)
-            hay = Bags(texts_of(hay.values, map_report), hay.offsets)
+            keys = Bags(keys_of(keys.values, report), keys.offsets)
+            hay = Bags(keys_of(hay.values, map_report), hay.offsets)
         at = find_in_bags(keys, hay)
         found = keys.keep((at >= 0) & pairs.has[at] if len(pairs.has) else at >= 0)
         at = at[(at >= 0) & pairs.has[at]] if len(pairs.has) else at[:0]
@@ -70,7 +70,7 @@ class LookupFeature(Feature):
             return self._numbers(values, report)
         if not self.config.need_key:
             return values
-        texts = [texts_of(found.values, report), texts_of(values.values, report)]
+        texts = [keys_of(found.values, report), texts_of(values.values, report)]
         return Bags(join(texts, "_"), values.offsets)
 
     def _numbers(self, bags: Bags, report: Report) -> Bags:

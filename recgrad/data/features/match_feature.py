@@ -10,7 +10,7 @@ from recgrad.data.features.base import Feature
 from recgrad.data.features.columns import Bags, ColumnTypeError, gather, kept_offsets
 from recgrad.data.features.config import bucket_setting, floats_output, ids_output, separator_of
 from recgrad.data.features.frame import Input, Scope
-from recgrad.data.features.keys import combine, find_in_bags, texts_of
+from recgrad.data.features.keys import combine, find_in_bags, keys_of
 from recgrad.data.features.outputs import FloatOutput, IdOutput, numbers_of
 from recgrad.data.features.registry import FEATURES
 from recgrad.data.features.text import Text, cut, halve, join
@@ -68,7 +68,7 @@ class MatchFeature(Feature):
             if setting == _ALL:
                 continue
             bags, source = next(keys)
-            wanted = Bags(texts_of(bags.values, scope.report(bags, source.name)), bags.offsets)
+            wanted = Bags(keys_of(bags.values, scope.report(bags, source.name)), bags.offsets)
             keep &= find_in_bags(Bags(entries, offsets), wanted) >= 0
         matched = Bags(values.take(keep), kept_offsets(offsets, keep))
         if not self.discrete:

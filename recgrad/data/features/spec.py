@@ -26,6 +26,7 @@ class FeatureSpec:
         sequence_name: the sequence_feature it belongs to; its members have equal lengths.
         value_dim: width of a dense feature; for ids the fixed number per row, 0 if it varies.
         num_rows: rows of the embedding table; 0 for dense features.
+        hash: what ids of texts are made with, "" where they are not hashed.
         embedding_dim: width of the embedding; 0 when the value itself is the input.
         embedding_name: tables with the same name are shared; `<name>_emb` by default.
         pooling: "sum" or "mean" over the ids of a bag.
@@ -46,6 +47,7 @@ class FeatureSpec:
     sequence_name: str | None = None
     value_dim: int = 1
     num_rows: int = 0
+    hash: str = ""
     embedding_dim: int = 0
     embedding_name: str = ""
     pooling: str = "sum"

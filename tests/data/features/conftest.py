@@ -16,13 +16,15 @@ from recgrad.data.features import Feature, build_features
 from recgrad.data.hashing import hash_array
 
 
-def _build(texts: str | Sequence[str], mode: str = "FG_NORMAL", sep: str = "\x03") -> list[Feature]:
+def _build(
+    texts: str | Sequence[str], mode: str = "FG_NORMAL", sep: str = "\x03", **more: Any
+) -> list[Feature]:
     messages = []
     for text in [texts] if isinstance(texts, str) else texts:
         message = feature_pb2.FeatureConfig()
         text_format.Parse(text, message)
         messages.append(message)
-    return build_features(messages, fg_mode=mode, multival_sep=sep)
+    return build_features(messages, fg_mode=mode, multival_sep=sep, **more)
 
 
 @dataclass
@@ -83,8 +85,9 @@ def encode() -> Callable[..., Result]:
         sep: str = "\x03",
         mask: Any = None,
         bad: bool = False,
+        **more: Any,
     ) -> Result:
-        features = _build(texts, mode, sep)
+        features = _build(texts, mode, sep, **more)
         arrays = {k: v if isinstance(v, pa.Array) else pa.array(v) for k, v in columns.items()}
         size = len(next(iter(arrays.values())))
         faults = Faults()

@@ -1,5 +1,7 @@
 """expr_feature: variables from columns, missing ones, vectors, boundaries."""
 
+import math
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -108,3 +110,17 @@ def test_encoded_columns_need_no_expression(encode) -> None:
         [1],
         [2],
     ]
+
+
+def test_a_correlation_that_does_not_exist_is_missing(encode) -> None:
+    text = (
+        'expr_feature { feature_name: "f" expression: "corr(a, b)" variables: ["user:a", "user:b"]'
+        ' default_value: "9" }'
+    )
+    a = [[1.0, 2.0, 3.0], [0.1, 0.1, 0.1], [1.0, 2.0], [5.0], None]
+    b = [[2.0, 4.0, 6.0], [1.0, 2.0, 3.0], [2.0, 1.0], [7.0], [1.0]]
+    got = encode(text, {"a": pa.array(a), "b": pa.array(b)}).floats()
+    assert got == [[pytest.approx(1.0)], [9.0], [pytest.approx(-1.0)], [9.0], [9.0]]
+    a[1] = [math.nan, 1.0, 2.0]
+    faults = encode(text, {"a": pa.array(a), "b": pa.array(b)}, bad=True).faults
+    assert faults.rows.tolist() == [1]  # nan in the data is no missing value

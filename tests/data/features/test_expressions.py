@@ -47,6 +47,72 @@ def test_constants(source, want) -> None:
     assert float(value(source)) == pytest.approx(want, rel=1e-12)
 
 
+# All that TorchEasyRec's expressions can call, by how many arguments.
+THEIRS = {
+    1: "sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh log2 log10 log ln exp sqrt sign abs rint "
+    "floor ceil trunc round sigmoid isnan len l2_norm squared_norm std_dev pop_std_dev variance pop_variance "
+    "reduce_min reduce_max reduce_sum reduce_mean reduce_prod",
+    2: "roundp mod dot euclid_dist corr",
+    3: "min max sum avg",
+    4: "haversine sphere_dist",
+}
+
+
+@pytest.mark.parametrize(("name", "count"), [(n, c) for c, names in THEIRS.items() for n in names.split()])
+def test_every_function_of_torcheasyrec_is_there(name: str, count: int) -> None:
+    names = "abcd"[:count]
+    vectors = {n: Vector(np.array([0.25, 0.5 + i, 1.0]), np.array([0, 3])) for i, n in enumerate(names)}
+    result = compile_expression(f"{name}({', '.join(names)})").evaluate(vectors)
+    assert np.isfinite(result.values if isinstance(result, Vector) else result).any()
+
+
+def test_no_function_is_missing_from_the_page() -> None:
+    from pathlib import Path
+
+    from recgrad.data.features.functions import ELEMENTWISE, REDUCTIONS
+
+    assert {*ELEMENTWISE, *REDUCTIONS} == set(" ".join(THEIRS.values()).split())
+    words = set((Path(__file__).parents[3] / "docs/features.md").read_text(encoding="utf-8").split())
+    known = {word.strip(",|").partition("(")[0] for word in words}
+    assert {*ELEMENTWISE, *REDUCTIONS} <= known
+
+
+def test_random_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="rnd is random"):
+        compile_expression("rnd()")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "want"), [(7, 3, 1), (-7, 3, -1), (7, -3, 1), (5.5, 2, 1.5), (6, 3, 0), (1, 0, math.nan)]
+)
+def test_mod_has_the_sign_of_the_dividend(a, b, want) -> None:
+    assert value("mod(a, b)", a=[a], b=[b]).tolist() == pytest.approx([want], nan_ok=True)
+
+
+def test_isnan() -> None:
+    assert value("isnan(x)", x=[1, math.nan, math.inf]).tolist() == [0, 1, 0]
+    assert value("isnan(x) ? 7 : x", x=[1, math.nan]).tolist() == [1, 7]
+    assert value("isnan(0 / 0) + isnan(log(-1))").tolist() == 2
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(st.tuples(st.integers(-50, 50), st.integers(-50, 50)), min_size=1, max_size=8), max_size=6
+    )
+)
+def test_corr_is_that_of_numpy(rows) -> None:
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]).astype(np.int64)
+    a, b = (np.array([pair[i] for row in rows for pair in row], np.float64) * 0.1 for i in (0, 1))
+    got = compile_expression("corr(a, b)").evaluate({"a": Vector(a, offsets), "b": Vector(b, offsets)})
+    for row, one in zip(rows, np.atleast_1d(got).tolist(), strict=True):
+        x, y = zip(*row, strict=True)
+        if len(set(x)) == 1 or len(set(y)) == 1:
+            assert math.isnan(one)
+        else:
+            assert one == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-9)
+
+
 @pytest.mark.parametrize("name", ["haversine", "sphere_dist"])
 def test_distances_are_angles_between_directions(name) -> None:
     def direction(lng: float, lat: float) -> np.ndarray:

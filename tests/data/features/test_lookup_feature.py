@@ -10,7 +10,8 @@ from recgrad.errors import ConfigError
 keys = st.sampled_from(["a", "bb", "ключ", "d", "e:e"])
 maps = st.none() | st.lists(st.tuples(keys, st.integers(-20, 20)), max_size=4)
 asked = st.none() | st.lists(keys, max_size=3)
-COMBINE = {"sum": sum, "mean": lambda v: sum(v) / len(v), "min": min, "max": max}
+MEAN = lambda v: sum(v) / len(v)  # noqa: E731
+COMBINE = {"sum": sum, "mean": MEAN, "avg": MEAN, "min": min, "max": max, "count": len}
 
 
 def config(body: str = "") -> str:
@@ -40,13 +41,42 @@ def found(m, k) -> list[int]:
 
 @settings(max_examples=25, deadline=None)
 @given(rows=st.lists(st.tuples(maps, asked), max_size=8))
-@pytest.mark.parametrize("combiner", ["sum", "mean", "min", "max"])
+@pytest.mark.parametrize("combiner", COMBINE)
 def test_numbers_are_combined(encode, rows, combiner) -> None:
     text = config(f'combiner: "{combiner}" separator: "|" default_value: "-7"')
     want = [[COMBINE[combiner](found(m, k)) if found(m, k) else -7.0] for m, k in rows]
     for arrays in columns(rows):
         got = encode(text, arrays).floats()
         assert [[pytest.approx(x, rel=1e-7)] for (x,) in want] == got
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.list_(pa.float64())])
+def test_keys_that_are_floats(encode, kind) -> None:
+    """Numbers are written as short as they can be; 12.0 is the key 12."""
+    numbers = [2.5, 12.0, 0.1, -3.0, 1e16, None]
+    keys = pa.array(
+        [None if x is None else [x] for x in numbers] if pa.types.is_list(kind) else numbers, kind
+    )
+    texts = [
+        "2.5:1",
+        "12:2",
+        "0.1:3",
+        "-3:4",
+        f"{10**16 if kind != pa.float32() else 10000000272564224}:5",
+        "2.5:6",
+    ]
+    assert encode(config(), {"m": texts, "k": keys}).floats() == [[1], [2], [3], [4], [5], [0]]
+    typed = pa.array([[(12, 7)]] * 6, pa.map_(pa.int64(), pa.int64()))
+    assert encode(config(), {"m": typed, "k": keys}).floats() == [[0], [7], [0], [0], [0], [0]]
+    floats = pa.array([[(2.5, 8), (12.0, 9)]] * 6, pa.map_(pa.float64(), pa.int64()))
+    assert encode(config(), {"m": floats, "k": ["2.5", "12", "1", "2.50", "", None]}).floats()[:4] == [
+        [8], [9], [0], [0],
+    ]  # fmt: skip
+
+
+def test_a_key_that_is_nan_is_a_fault(encode) -> None:
+    result = encode(config(), {"m": ["1:2", "1:3"], "k": [float("nan"), 1.0]}, bad=True)
+    assert result.faults.rows.tolist() == [0]
 
 
 @settings(max_examples=25, deadline=None)
@@ -126,7 +156,8 @@ def test_a_value_that_is_no_number_is_a_fault(encode) -> None:
     [
         ('hash_bucket_size: 9 embedding_dim: 4 combiner: "max"', "combiner is for numbers"),
         ("need_key: true", "need_discrete and need_key make ids"),
-        ('combiner: "median"', "combiner must be one of sum, mean, min, max, got 'median'"),
+        ('combiner: "median"', "combiner must be one of sum, mean, avg, min, max, count, got 'median'"),
+        ('combiner: "gap_max"', "combiner 'gap_max' is not available"),
         ('hash_bucket_size: 9 embedding_dim: 4 normalizer: "method=log10"', "normalizer is for numbers"),
     ],
 )

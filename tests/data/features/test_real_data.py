@@ -56,11 +56,11 @@ def test_rows_of_kuairand(encode, bucket) -> None:
     widths = [r["server_width"] for r in rows]
     want = [[-1.0 if w is None else pytest.approx((w - 700) / 100, rel=1e-7)] for w in widths]
     assert result.floats("width") == want
-    assert result.sequence_ids("watched") == [[[v] for v in (seq or [])[:20]] for seq in seqs]
+    assert result.sequence_ids("watched") == [[[v] for v in (seq or [0])[:20]] for seq in seqs]
     again = [
         [
             [float({v: i for i, v in enumerate(r["watch_seq"] or [])}.get(v, 0))]
-            for v in (r["long_watch_seq"] or [])[:5]
+            for v in (r["long_watch_seq"] or [None])[:5]
         ]
         for r in rows
     ]

@@ -23,12 +23,12 @@ def ids_config(body: str, name: str = "f") -> str:
 @given(rows=rows_of_words, default=st.sampled_from(["", "zz"]), longest=st.sampled_from([0, 1, 3]))
 def test_texts_and_lists_of_positions(encode, bucket, rows, default, longest) -> None:
     limit = f"sequence_length: {longest}" if longest else ""
-    text = ids_config(f'hash_bucket_size: 1000 default_value: "{default}" {limit}')
-    fallback = [bucket(default, 1000)] if default else []
+    text = ids_config(f'hash_bucket_size: 1000 value_dim: 0 default_value: "{default}" {limit}')
+    fallback = [bucket(default or "0", 1000)]
 
     def want(cells) -> list[list[list[int]]]:
         return [
-            [[bucket(w, 1000) for w in p if w] or fallback for p in (row or [])[: longest or None]]
+            [[bucket(w, 1000) for w in p if w] or fallback for p in (row or [[]])[: longest or None]]
             for row in cells
         ]
 
@@ -55,19 +55,70 @@ def test_texts_and_lists_of_positions(encode, bucket, rows, default, longest) ->
 @given(rows=st.lists(st.none() | st.lists(st.none() | st.integers(0, 99), max_size=4), max_size=8))
 def test_numbers(encode, rows) -> None:
     text = ids_config('num_buckets: 100 default_value: "7"')
-    want = [[[7 if x is None else x] for x in row or []] for row in rows]
+    want = [[[7 if x is None else x] for x in row or [None]] for row in rows]
     for kind in (pa.int64(), pa.int32(), pa.float64()):
         assert encode(text, {"c": pa.array([[1], *rows], pa.list_(kind)).slice(1)}).sequence_ids() == want
 
 
 def test_a_number_is_a_sequence_of_one(encode) -> None:
-    assert encode(ids_config("num_buckets: 9"), {"c": pa.array([5, None])}).sequence_ids() == [[[5]], []]
+    assert encode(ids_config("num_buckets: 9"), {"c": pa.array([5, None])}).sequence_ids() == [[[5]], [[0]]]
 
 
-def test_empty_positions_take_the_default_and_the_last_delimiter_counts(encode) -> None:
-    text = ids_config('vocab_list: ["a", "b", "c"] default_value: "0" sequence_delim: "/"')
-    got = encode(text, {"c": ["c//a/b/", "", "a"]}).sequence_ids()
-    assert got == [[[4], [0], [2], [3], [0]], [], [[2]]]
+@pytest.mark.parametrize("default", ["", "0"])
+def test_empty_positions_and_rows_take_the_default_and_the_last_delimiter_counts(encode, default) -> None:
+    text = ids_config(f'vocab_list: ["a", "b", "c"] default_value: "{default}" sequence_delim: "/"')
+    got = encode(text, {"c": ["c//a/b/b/", "", "a/b//c", None]}).sequence_ids()
+    assert got == [[[4], [0], [2], [3], [3], [0]], [[0]], [[2], [3], [0], [4]], [[0]]]
+
+
+@pytest.mark.parametrize(
+    ("body", "default", "want"),
+    [
+        ("num_buckets: 10", "", 0),
+        ("num_buckets: 10", "3", 3),
+        ("hash_bucket_size: 100 hash: MURMUR64", "", 26),
+        ("hash_bucket_size: 100 hash: MURMUR64", "xyz", 13),
+        ('vocab_list: ["a", "b"]', "", 0),
+        ('vocab_list: ["a", "0"]', "", 3),
+        ('vocab_dict { key: "a" value: 5 }', "", 0),
+        ('vocab_list: ["a", "b"] default_bucketize_value: 1', "", 1),
+        ('vocab_list: ["a", "b", "0"] default_bucketize_value: 1', "", 2),
+        ('vocab_dict { key: "0" value: 4 } default_bucketize_value: 1', "", 4),
+    ],
+)
+@pytest.mark.parametrize("mode", ["FG_NORMAL", "FG_DAG"])
+def test_a_row_without_a_sequence_has_one_position_with_the_default(
+    encode, mode, body, default, want
+) -> None:
+    text = ids_config(f'{body} default_value: "{default}"')
+    lists = pa.array([[], None, [None]], pa.list_(pa.string()))
+    for column in (pa.array(["", None], pa.string()), lists):
+        got = encode(text, {"c": column}, mode=mode)
+        assert got.sequence_ids() == [[[want]]] * len(column)
+        assert got.encoded.sequence_lengths["f"].tolist() == [1] * len(column)
+
+
+@pytest.mark.parametrize(
+    ("body", "ids", "floats"),
+    [
+        ("boundaries: [0, 5, 10] embedding_dim: 4", [[[1]]], None),
+        ("boundaries: [0, 5, 10] embedding_dim: 4 value_dim: 2", [[[1, 1]]], None),
+        ("", None, [[[0.0]]]),
+        ("value_dim: 3", None, [[[0.0, 0.0, 0.0]]]),
+    ],
+)
+def test_a_row_without_numbers_has_one_position_of_zeros(encode, body, ids, floats) -> None:
+    text = f'sequence_raw_feature {{ feature_name: "f" expression: "user:c" default_value: "" {body} }}'
+    result = encode(text, {"c": pa.array([None, ""], pa.string())})
+    assert (result.sequence_ids() if ids else result.sequence_floats()) == (ids or floats) * 2
+
+
+def test_a_position_keeps_its_first_value_unless_value_dim_says_otherwise(encode) -> None:
+    column = {"c": ["abc|efg;hij", "", "hij"]}
+    hashed = "hash_bucket_size: 100 hash: MURMUR64"
+    assert encode(ids_config(hashed), column).sequence_ids() == [[[33], [66]], [[26]], [[66]]]
+    text = ids_config(hashed + " value_dim: 0")
+    assert encode(text, column).sequence_ids() == [[[33, 44], [66]], [[26]], [[66]]]
 
 
 def test_encoded_sequences(encode) -> None:
@@ -93,8 +144,9 @@ def test_encoded_sequences(encode) -> None:
 def test_vectors(encode, column, body) -> None:
     text = f'sequence_raw_feature {{ feature_name: "f" expression: "user:c" value_dim: 2 {body} }}'
     result = encode(text, {"c": column})
-    assert result.sequence_floats() == [[[0.5, 1.0], [2.0, 3.0]], [], [[4.0, 5.0]], []]
-    assert result.encoded.sequence_lengths["f"].tolist() == [2, 0, 1, 0]
+    zeros = [[0.0, 0.0]]
+    assert result.sequence_floats() == [[[0.5, 1.0], [2.0, 3.0]], zeros, [[4.0, 5.0]], zeros]
+    assert result.encoded.sequence_lengths["f"].tolist() == [2, 1, 1, 1]
     assert result.encoded.sequence_sparse is None
 
 
@@ -102,7 +154,7 @@ def test_vectors(encode, column, body) -> None:
 @given(rows=st.lists(st.none() | st.lists(st.none() | st.floats(-9, 9, width=32), max_size=4), max_size=8))
 def test_numbers_of_positions(encode, rows) -> None:
     text = 'sequence_raw_feature { feature_name: "f" expression: "user:c" default_value: "-1" }'
-    want = [[[-1.0 if x is None else x] for x in row or []] for row in rows]
+    want = [[[-1.0 if x is None else x] for x in row or [None]] for row in rows]
     assert (
         encode(text, {"c": pa.array([[1.0], *rows], pa.list_(pa.float32())).slice(1)}).sequence_floats()
         == want
@@ -110,9 +162,10 @@ def test_numbers_of_positions(encode, rows) -> None:
 
 
 def test_weighted_positions(encode) -> None:
-    result = encode(ids_config("num_buckets: 10 weighted: true"), {"c": ["1:0.5|2:2;3:1", None]})
-    assert result.sequence_ids() == [[[1, 2], [3]], []]
-    assert result.encoded.sequence_sparse.weights.tolist() == [0.5, 2.0, 1.0]
+    text = ids_config("num_buckets: 10 weighted: true value_dim: 0")
+    result = encode(text, {"c": ["1:0.5|2:2;3:1", None]})
+    assert result.sequence_ids() == [[[1, 2], [3]], [[0]]]
+    assert result.encoded.sequence_sparse.weights.tolist() == [0.5, 2.0, 1.0, 1.0]
 
 
 GROUP = """
@@ -156,14 +209,15 @@ def test_groups_name_members_and_columns_and_repeat_row_inputs(encode, bucket) -
     assert all(f.spec.sequence and f.spec.sequence_name == "click" for f in result.features)
     assert result.features[2].columns == ("counts", "click__cate")
     assert result.features[0].spec.embedding_name == "click__item_emb"
-    assert result.sequence_ids("click__item") == [[[1], [2], [3]], [], [[5]]]
-    assert result.sequence_floats("click__price") == [[[0.5], [1.5], [2.5]], [], [[4.0]]]
-    assert result.sequence_ids("click__count") == [[[1], [2], [0]], [], [[0]]]
-    cross = [[[bucket("18_a", 1000)], [bucket("18_b", 1000)], [bucket("18_z", 1000)]], [], [[]]]
+    assert result.sequence_ids("click__item") == [[[1], [2], [3]], [[0]], [[5]]]
+    assert result.sequence_floats("click__price") == [[[0.5], [1.5], [2.5]], [[0.0]], [[4.0]]]
+    assert result.sequence_ids("click__count") == [[[1], [2], [0]], [[0]], [[0]]]
+    none = [[bucket("0", 1000)]]
+    cross = [[[bucket("18_a", 1000)], [bucket("18_b", 1000)], [bucket("18_z", 1000)]], none, none]
     assert result.sequence_ids("click__cross") == cross
-    assert result.encoded.sequence_lengths["click"].tolist() == [3, 0, 1]
+    assert result.encoded.sequence_lengths["click"].tolist() == [3, 1, 1]
     assert result.encoded.sequence_sparse.keys == ("click__item", "click__count", "click__cross")
-    assert result.encoded.sequence_sparse.bag_counts == (4, 4, 4)
+    assert result.encoded.sequence_sparse.bag_counts == (5, 5, 5)
 
 
 def test_members_of_unequal_length_are_faults(encode) -> None:
