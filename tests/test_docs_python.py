@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from google.protobuf import text_format
 
+import recgrad
 from recgrad.data.synth import write_synth
-from recgrad.training.checkpoint import Snapshot, TableRows, write_checkpoint
+from recgrad.training.checkpoint import Snapshot, TableRows, read_table, write_checkpoint
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -73,6 +75,30 @@ def test_checkpoints(folder: Path) -> None:
     part = run("checkpoints.md")["part"]
     assert part.row_ids.tolist() == [0, 500_000]
     assert part.weights.shape == (2, 8)
+
+
+def test_the_pretrained_embeddings_of_the_page_are_trained_from(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "recgrad")
+    write_synth(folder, 300, eval_rows=100)
+    config = recgrad.load_config("deepfm.config")
+    (width,) = {feature.id_feature.embedding_dim for feature in config.feature_configs} - {0}
+    words = torch.arange(3.0 * width).reshape(3, width)
+    torch.save(words, "words.pt")
+    code = next(block for block in blocks("checkpoints.md") if "pretrained" in block)
+    head, _, tail = code.partition("snapshot = ")
+    exec(compile(head + tail.partition("# Pre-trained")[2].partition("\n")[2], "checkpoints.md", "exec"), {})
+    setting = re.search(r"^train_config {.*}$", (DOCS / "checkpoints.md").read_text(encoding="utf-8"), re.M)
+    assert setting is not None
+    text_format.Merge(setting.group().replace("…", "num_steps: 1"), config)
+    config.train_config.ClearField("num_epochs")
+    config.train_config.sparse_optimizer.adam_optimizer.lr = 0
+    Path("words.map").write_text("cat_3_emb words\n")
+    recgrad.train(config, model_dir="tuned")
+    assert "restored from step 0" in caplog.text
+    table = read_table("tuned/model.ckpt-1", "cat_3_emb", rows=(0, 3))
+    assert table.weights.tolist() == words.tolist()
 
 
 def test_no_page_is_forgotten() -> None:

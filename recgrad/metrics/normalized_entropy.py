@@ -55,6 +55,6 @@ class NormalizedEntropy(Metric):
         return self.total / self.rows / base
 
     def value_of_sums(self, sums: Tensor) -> Value:
-        """The value of such sums; nan for one class, whose huge value would stay in a decayed mean for long."""
+        """The value of such sums; nan for one class, whose huge value would stay long in a decayed mean."""
         _, labels, rows = sums
         return super().value_of_sums(sums) if 0 < labels < rows else self.scalar(float("nan"))

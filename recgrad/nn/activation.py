@@ -15,8 +15,9 @@ from recgrad.registry import import_class
 class Dice(nn.Module):
     """Data-adaptive activation: p·x + (1 − p)·α·x with p = sigmoid(batch_norm(x)).
 
-    α is learned for each channel and starts at 0; the norm has no scale and shift of its own, as in the paper. The last dimension is the channel; all
-    others are batch. Zhou et al. 2018, Deep Interest Network, https://arxiv.org/abs/1706.06978
+    α is learned for each channel and starts at 0; the norm has no scale and shift of its own, as in the
+    paper. The last dimension is the channel; all others are batch. Zhou et al. 2018, Deep Interest
+    Network, https://arxiv.org/abs/1706.06978
 
     Args:
         width: number of channels.

@@ -14,6 +14,7 @@ from recgrad.optim.sparse import SparseOptimizer
 from recgrad.training.assembly import Training
 from recgrad.training.averaged import evaluated_weights
 from recgrad.training.checkpoint import Snapshot, TableRows, content_of, own_pieces
+from recgrad.training.checkpoint.hashes import hash_misfit, hashes_of
 from recgrad.training.conditions import conditions_here, describe_changes, package_versions
 from recgrad.training.dense_state import dense_buffers, dense_state, load_dense_state
 from recgrad.training.processes import Processes
@@ -46,6 +47,7 @@ def capture(training: Training, state: TrainState) -> Snapshot:
     positions, generators, metrics, conditions = zip(*everyone, strict=True)
     tree: dict[str, Any] = {
         "updater": training.updater.state_dict(),
+        "hashes": hashes_of(training.task.model.engine),
         "buffers": dense_buffers(training.task.model),
         "state": {
             **state.to_tree(),
@@ -152,6 +154,7 @@ def load_weights(snapshot: Snapshot, task: Task, *, use_ema: bool) -> None:
 
 
 _TRAIN = "train from its weights alone with --fine_tune_checkpoint in a new model_dir"
+_SAME_HASH = "set data_config.hash, or hash of the features, to that of the checkpoint"
 _EVALUATE = "give the config that it was trained with (pipeline.config of its model_dir)"
 
 
@@ -174,6 +177,9 @@ def _check_tables(snapshot: Snapshot, engine: Any, remedy: str = _TRAIN) -> None
             sizes = f"table '{saved.name}' has {spec.num_rows} rows of {spec.dim}"
             text = f"{sizes}, the checkpoint's {saved.num_rows} of {saved.dim}"
             raise _misfit(snapshot, text, remedy)
+        problem = hash_misfit(snapshot, saved.name, spec.hash)
+        if problem is not None:
+            raise _misfit(snapshot, f"table '{saved.name}': {problem}", _SAME_HASH)
 
 
 def restore_tables(snapshot: Snapshot, engine: Any, optimizer: SparseOptimizer | None) -> None:

@@ -104,3 +104,51 @@ def test_an_overlap_that_is_read_encoded_needs_no_method(problems: Callable[...,
     (problem,) = problems(overlap, base="multi_tower_din_taobao")
     assert problem.endswith("overlap_feature.method: is required")
     assert problems({**overlap, "data_config.fg_mode": "FG_NONE"}) == []
+
+
+HASHED = {f"{CAT}.num_buckets": None, f"{CAT}.hash_bucket_size": 100, "data_config.fg_mode": "FG_DAG"}
+
+
+@pytest.mark.parametrize(
+    ("edits", "expected"),
+    [
+        ({**HASHED, "data_config.hash": "MURMUR64"}, []),
+        ({**HASHED, f"{CAT}.hash": "XXH64"}, []),
+        ({**HASHED, "data_config.hash": "MURMUR64", "data_config.fg_mode": "FG_NONE"}, ["data_config.hash: has no effect: fg_mode FG_NONE reads ids as they are; remove it"]),
+        ({"data_config.hash": "MURMUR64", "data_config.fg_mode": "FG_DAG"}, ["data_config.hash: has no effect: no feature has hash_bucket_size; remove it"]),
+        ({f"{CAT}.hash": "MURMUR64", "data_config.fg_mode": "FG_DAG"}, [f"{CAT}.hash: has no effect: it needs hash_bucket_size; remove it"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_hashes(problems: Problems, edits: dict[str, Any], expected: list[str]) -> None:
+    assert [line for line in problems(edits) if "hash" in line] == expected
+
+
+@pytest.mark.parametrize(("variable", "refused"), [("true", True), ("false", False), ("", False)])
+def test_farm_hash_of_the_environment_is_not_ignored(
+    problems: Problems, monkeypatch: pytest.MonkeyPatch, variable: str, refused: bool
+) -> None:
+    monkeypatch.setenv("USE_FARM_HASH_TO_BUCKETIZE", variable)
+    lines = problems({**HASHED, "data_config.hash": "MURMUR64"})
+    assert any("FarmHash is not available" in line for line in lines) == refused
+    assert not any("FarmHash" in line for line in problems(HASHED))
+
+
+COMBINED = {"combine_feature": {"feature_name": "x", "expression": "user:x", "combiner": "avg"}}
+LOOKED_UP = {"lookup_feature": {"feature_name": "x", "map": "user:m", "key": "item:k", "combiner": ""}}
+
+
+@pytest.mark.parametrize(
+    ("feature", "combiner", "fine"),
+    [
+        *((feature, name, True) for feature in (COMBINED, LOOKED_UP) for name in ("avg", "count", "MEAN")),
+        (LOOKED_UP, "", True),
+        (COMBINED, "", False),
+        (COMBINED, "gap_min", False),
+        (LOOKED_UP, "median", False),
+    ],
+)
+def test_combiners(problems: Problems, feature: dict, combiner: str, fine: bool) -> None:
+    ((kind, fields),) = feature.items()
+    lines = problems({"feature_configs[0]": {kind: {**fields, "combiner": combiner}}})
+    assert any("combiner" in line for line in lines) != fine

@@ -13,7 +13,8 @@ from recgrad.data.murmur64 import bucket_spans, hash_ints
 MASK, MULTIPLIER, SEED = 2**64 - 1, 0xC6A4A7935BD1E995, 0xC70F6907
 # Made by TorchEasyRec's feature generator with hash_bucket_size 100.
 VECTORS = {
-    "abc": 33, "efg": 44, "hij": 66, "xyz": 13, "0": 26, "1": 95, "2": 70, "3": 13, "4": 56, "x": 35, "y": 30, "z": 54,
+    "abc": 33, "efg": 44, "hij": 66, "xyz": 13, "0": 26, "1": 95, "2": 70, "3": 13, "4": 56,
+    "x": 35, "y": 30, "z": 54,
     "ua_ia": 37, "ua_ib": 90, "ub_ia": 5, "ub_ib": 97, "uc_ic": 60, "ud_ic": 56, "ug_id": 40, "": 90,
 }  # fmt: skip
 

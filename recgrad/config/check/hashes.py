@@ -41,7 +41,6 @@ def check_hashes(context: Context) -> None:
         if hash == MURMUR64:
             context.problem(
                 path,
-                f"MURMUR64 gives the ids that TorchEasyRec makes without {FARM_HASH}, but it is set in the "
-                "environment: there FarmHash would make them, which is not available; unset it, or encode the "
-                "texts beforehand and use FG_NONE",
+                f"MURMUR64 gives the ids that TorchEasyRec makes without {FARM_HASH}, but the environment "
+                "sets that, and FarmHash is not available; unset it, or encode texts beforehand (FG_NONE)",
             )

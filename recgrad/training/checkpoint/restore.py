@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 from recgrad.errors import CheckpointError
 from recgrad.optim.updater import Updater
 from recgrad.training.checkpoint.content import content_of
+from recgrad.training.checkpoint.hashes import hash_misfit
 from recgrad.training.checkpoint.optimizer_restore import restart_average, restore_dense_optimizers
 from recgrad.training.checkpoint.param_map import load_param_map
 from recgrad.training.checkpoint.report import Anew, RestoredTable, RestoreReport
@@ -111,10 +112,9 @@ class _Restore:
         optimizer_restored: list[str] = []
         optimizer_anew: list[Anew] = []
         if updater is not None:
-            if not ignore_optimizer:
-                optimizer_restored, optimizer_anew = restore_dense_optimizers(
-                    updater, self._tree("updater"), sources
-                )
+            saved = self.snapshot.tree.get("updater")  # weights from elsewhere come without
+            if saved is not None and not ignore_optimizer:
+                optimizer_restored, optimizer_anew = restore_dense_optimizers(updater, saved, sources)
             restart_average(updater)
         if sparse_optimizer is not None and not ignore_optimizer:
             self._restore_row_states(sparse_optimizer, shapes, rows, optimizer_restored, optimizer_anew)
@@ -156,6 +156,10 @@ class _Restore:
             table = self.tables_there.get(source) or self._weight_as_table(source)
             if table is None:
                 self.anew.append(Anew(name, "not in the checkpoint"))
+                continue
+            problem = hash_misfit(self.snapshot, source, spec.hash)
+            if problem is not None:
+                self.anew.append(Anew(name, problem))
                 continue
             if table.dim != spec.dim:
                 self.anew.append(Anew(name, f"rows of width {table.dim} in the checkpoint, {spec.dim} here"))
@@ -199,11 +203,6 @@ class _Restore:
     def _describe(self, name: str, taken: _Taken) -> RestoredTable:
         spec, table = self.tables_here[name], taken.table
         return RestoredTable(name, table.name, taken.rows, taken.dropped, table.num_rows, spec.num_rows)
-
-    def _tree(self, key: str) -> Any:
-        if key not in self.snapshot.tree:
-            raise CheckpointError(f"the checkpoint of step {self.snapshot.step} has no '{key}'")
-        return self.snapshot.tree[key]
 
 
 def _dense_weights(snapshot: Snapshot) -> dict[str, torch.Tensor]:
