@@ -35,7 +35,7 @@ class Label:
     Attributes:
         name: the column.
         classes: values must be whole numbers from 0 to classes − 1; 0 allows any number.
-        positive: texts that count as 1, all others as 0; empty for a column of numbers.
+        positive: texts or numbers that count as 1, all others as 0; empty to take numbers as they are.
     """
 
     name: str
@@ -92,10 +92,8 @@ def check_types(targets: Targets, schema: pa.Schema, file: str) -> None:
     for label in targets.labels:
         kind = schema.field(label.name).type
         if label.positive and not _is_text(kind):
-            raise DataError(
-                f"data: label '{label.name}' is {kind} in {file}; positive_labels is for columns of text"
-            )
-        if not label.positive and not _is_number(kind):
+            _check_positive(label, kind, file)
+        elif not label.positive and not _is_number(kind):
             raise DataError(
                 f"data: label '{label.name}' is {kind} in {file}, and a label is a number; write numbers, "
                 "or say in data_config.positive_labels which texts count as 1"
@@ -106,6 +104,20 @@ def check_types(targets: Targets, schema: pa.Schema, file: str) -> None:
         kind = schema.field(name).type
         if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or _is_text(kind)):
             raise DataError(f"data: key '{name}' is {kind} in {file}; it must be an integer or a string")
+
+
+def _check_positive(label: Label, kind: pa.DataType, file: str) -> None:
+    """Raise a DataError unless the column holds numbers, and so do the positive labels."""
+    if not _is_number(kind):
+        raise DataError(
+            f"data: label '{label.name}' is {kind} in {file}; positive_labels is for texts and numbers"
+        )
+    for text in label.positive:
+        if _as_number(text) is None:
+            raise DataError(
+                f"data: label '{label.name}' is {kind} in {file}, but {text!r} of its positive_labels is no "
+                "number; write the numbers that count as 1"
+            )
 
 
 def check_number(role: str, name: str, schema: pa.Schema, file: str) -> None:
@@ -126,25 +138,53 @@ def encode_targets(targets: Targets, columns: Mapping[str, pa.Array], faults: Fa
 
 def _encode_label(label: Label, array: pa.Array, faults: Faults) -> Tensor:
     array = _no_nulls(array, label.name, "label", faults)
-    if label.positive:
+    if label.positive and _is_text(array.type):
         texts = pc.utf8_trim_whitespace(array.cast(pa.string()))
         wanted = pa.array([text.strip() for text in label.positive], pa.string())
         return torch.from_numpy(pc.is_in(texts, value_set=wanted).cast(pa.int64()).to_numpy().copy())
     values = _numbers(array)
+    if label.positive:
+        if values.dtype.kind == "f":
+            _note_not_finite(values, label.name, f"label {label.name}", faults)
+        numbers = [number for text in label.positive if (number := _as_number(text)) is not None]
+        return torch.from_numpy(np.isin(values, numbers).astype(np.int64))
     if label.classes and len(values):
         bad = ~((values >= 0) & (values < label.classes) & (values == np.floor(values)))
         rule = "neither 0 nor 1" if label.classes == 2 else f"not a class from 0 to {label.classes - 1}"
+        remedy = "correct the label, or give the task a loss that takes it"
+        if label.classes == 2 and bool((values == np.floor(values)).all()):
+            setting = f'label_field: "{label.name}" values: "{_largest(values)}"'
+            remedy = (
+                "correct the label, or say which values count as 1: "
+                f"data_config {{ positive_labels {{ {setting} }} }}"
+            )
         faults.add(
             np.flatnonzero(bad),
             column=label.name,
             feature=f"label {label.name}",
             reason=f"label {{value}} is {rule}",
             values=values[bad],
-            remedy="correct the label, or give the task a loss that takes it",
+            remedy=remedy,
         )
     elif values.dtype.kind == "f":
         _note_not_finite(values, label.name, f"label {label.name}", faults)
     return torch.from_numpy(values.astype(np.int64 if values.dtype.kind == "i" else np.float32))
+
+
+def _largest(values: npt.NDArray[Any]) -> str:
+    """The largest finite value as text, which of two values is the likely positive one."""
+    finite = values[np.isfinite(values)]
+    return f"{finite.max():.17g}" if len(finite) else "1"
+
+
+def _as_number(text: str) -> int | float | None:
+    """The number that a text stands for, or None; true is 1."""
+    for convert in (int, float):
+        try:
+            return convert(text)
+        except ValueError:
+            continue
+    return {"true": 1, "false": 0}.get(text.strip().lower())
 
 
 def _encode_weight(name: str, array: pa.Array, faults: Faults) -> Tensor:

@@ -108,7 +108,7 @@ def test_positive_labels_belong_to_labels_and_name_texts(problems: Problems) -> 
     assert [line for line in found if line.startswith(f"{path}[0].label_field: no label 'labell'")] == found
     label = {"label_field": "label", "values": []}
     assert problems({"data_config.label_fields": ["label"], path: [label]}) == [
-        f"{path}[0]: values is empty; name the texts that count as 1"
+        f"{path}[0]: values is empty; name the texts or numbers that count as 1"
     ]
 
 

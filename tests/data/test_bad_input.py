@@ -113,9 +113,50 @@ def test_null_weight_and_key(bad_file, open_loader):
 def test_label_outside_0_and_1(bad_file, open_loader, value, shown):
     assert error_of(open_loader, bad_file("label", 23, value)) == (
         f"label label: label {shown} is neither 0 nor 1 (column 'label', row 23 of bad.parquet); "
-        "correct the label, "
-        "or give the task a loss that takes it"
+        "correct the label, or say which values count as 1: "
+        f'data_config {{ positive_labels {{ label_field: "label" values: "{max(value, 1)}" }} }}'
     )
+
+
+def with_labels(make_rows, path: Path, labels: pa.Array) -> str:
+    table = make_rows(len(labels))
+    at = table.schema.get_field_index("label")
+    pq.write_table(table.set_column(at, "label", labels), path / "labels.parquet")
+    return str(path / "labels.parquet")
+
+
+@pytest.mark.parametrize(
+    ("labels", "values", "want"),
+    [
+        (pa.array([-1, 1, -1, 1]), ["1"], [0, 1, 0, 1]),
+        (pa.array([1, 2, 2, 1], pa.int8()), ["2"], [0, 1, 1, 0]),
+        (pa.array([1, 4, 5, 3], pa.uint64()), ["4", "5"], [0, 1, 1, 0]),
+        (pa.array([-1.0, 1.0, 0.5, 1.0]), ["1", "0.5"], [0, 1, 1, 1]),
+        (pa.array([-1.0, 1.0], pa.float32()), ["1.0"], [0, 1]),
+        (pa.array([True, False]), ["false"], [0, 1]),
+        (pa.array([2**53, 2**53 + 1]), [str(2**53 + 1)], [0, 1]),
+    ],
+)
+def test_numbers_that_count_as_1(make_rows, tmp_path: Path, open_loader, labels, values, want):
+    text = TEXT + f" positive_labels {{ label_field: 'label' values: {values} }}"
+    loader = open_loader(with_labels(make_rows, tmp_path, labels), text)
+    got = {
+        row: label
+        for batch in loader.epoch()
+        for row, label in zip(batch.origin.row.tolist(), batch.labels["label"].tolist(), strict=True)
+    }
+    assert [got[row] for row in range(len(want))] == want
+
+
+def test_positive_labels_that_fit_no_number(make_rows, tmp_path: Path, open_loader):
+    text = TEXT + " positive_labels { label_field: 'label' values: 'yes' }"
+    path = with_labels(make_rows, tmp_path, pa.array([0, 1]))
+    assert error_of(open_loader, path, text) == (
+        "data: label 'label' is int64 in labels.parquet, but 'yes' of its positive_labels is no number; "
+        "write the numbers that count as 1"
+    )
+    path = with_labels(make_rows, tmp_path, pa.array([1.0, float("nan")]))
+    assert "nan is not a finite number" in error_of(open_loader, path, text.replace("yes", "1"))
 
 
 def test_label_and_weight_beyond_a_signed_integer(bad_file, open_loader):

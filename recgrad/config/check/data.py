@@ -66,7 +66,7 @@ def check_labels(context: Context) -> None:
 
 @CHECKS.register("positive labels")
 def check_positive_labels(context: Context) -> None:
-    """Texts that count as 1 belong to a label, and there are some."""
+    """Values that count as 1 belong to a label, and there are some."""
     data = context.config.data_config
     seen: set[str] = set()
     for i, item in enumerate(data.positive_labels):
@@ -76,7 +76,7 @@ def check_positive_labels(context: Context) -> None:
         elif item.label_field in seen:
             context.problem(f"{path}.label_field", f"{show(item.label_field)} is named twice; keep one")
         if not item.values:
-            context.problem(path, "values is empty; name the texts that count as 1")
+            context.problem(path, "values is empty; name the texts or numbers that count as 1")
         seen.add(item.label_field)
 
 
