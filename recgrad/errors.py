@@ -6,6 +6,7 @@ path, problem, value, remedy, in that order.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -61,6 +62,12 @@ class ProcessError(RecgradError):
     def __init__(self, message: str, *, reported: bool = False) -> None:
         super().__init__(message)
         self.reported = reported
+
+
+def whole_path(path: str | os.PathLike[str]) -> str:
+    """Where a relative path leads, to stand behind it in an error: ` (/home/me/data/a.csv)`, else nothing."""
+    text = os.path.expanduser(os.fspath(path))
+    return "" if os.path.isabs(text) or "://" in text else f" ({os.path.abspath(text)})"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from recgrad.cli.command import COMMANDS, Command
 from recgrad.cli.console import table_console
-from recgrad.errors import CheckpointError
+from recgrad.errors import CheckpointError, whole_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -203,7 +203,7 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
 
 def _require_folder(path: Path) -> None:
     if not path.is_dir():
-        raise CheckpointError(f"{path}: there is no such folder")
+        raise CheckpointError(f"{path}: there is no such folder{whole_path(path)}")
 
 
 def _arrays(value: Any, path: str = "") -> list[tuple[str, Any]]:

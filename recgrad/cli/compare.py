@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from recgrad.cli.command import COMMANDS, Command
 from recgrad.cli.run_flags import add_threads_argument
-from recgrad.errors import RecgradError, nearest
+from recgrad.errors import RecgradError, nearest, whole_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,10 +104,11 @@ def _load(path: str) -> pa.Table:
         return pa.csv.read_csv(path) if path.endswith(".csv") else pa.parquet.read_table(path)
     except FileNotFoundError as error:
         raise RecgradError(
-            f"{path}: there is no such file; give the predictions that `recgrad predict` wrote"
+            f"{path}: there is no such file{whole_path(path)}; "
+            "give the predictions that `recgrad predict` wrote"
         ) from error
     except (OSError, pa.ArrowInvalid) as error:
-        raise RecgradError(f"{path}: cannot be read as predictions ({error})") from error
+        raise RecgradError(f"{path}{whole_path(path)}: cannot be read as predictions ({error})") from error
 
 
 def _sorted(table: pa.Table, path: str, on: str) -> pa.Table:

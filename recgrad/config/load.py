@@ -19,7 +19,7 @@ from recgrad.config.locations import Locations, RepeatedWarning
 from recgrad.config.names import take_environment
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.config.text_source import parse_text
-from recgrad.errors import ConfigError, Problem, nearest
+from recgrad.errors import ConfigError, Problem, nearest, whole_path
 
 Source = str | os.PathLike[str] | PipelineConfig | Mapping[str, Any]
 
@@ -129,12 +129,14 @@ def _read(name: str) -> bytes:
     except FileNotFoundError:
         folder, base = os.path.split(name)
         near = nearest(base, os.listdir(folder or ".")) if os.path.isdir(folder or ".") else ""
-        raise ConfigError([Problem(name, f"no such file{near}")]) from None
+        raise ConfigError([Problem(name, f"no such file{whole_path(name)}{near}")]) from None
     except IsADirectoryError:
-        raise ConfigError([Problem(name, "is a directory; give the config file in it")]) from None
+        raise ConfigError(
+            [Problem(name, f"is a directory{whole_path(name)}; give the config file in it")]
+        ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError([Problem(name, f"cannot be read: {reason}")]) from None
+        raise ConfigError([Problem(name, f"cannot be read{whole_path(name)}: {reason}")]) from None
     if len(data) > MAX_BYTES:
         what = (
             f"is larger than {MAX_BYTES >> 20} MB, so it is no config; give long vocabularies as vocab_file"

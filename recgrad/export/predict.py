@@ -12,7 +12,7 @@ import pyarrow.parquet
 import torch
 
 from recgrad.data.loader import build_loader
-from recgrad.errors import RecgradError
+from recgrad.errors import RecgradError, whole_path
 from recgrad.training.preflight import ConfigSource
 from recgrad.training.processes import choose_device
 from recgrad.training.run import load_trained
@@ -49,7 +49,7 @@ def predict(
     if target.suffix not in SUFFIXES:
         raise RecgradError(f"predict: output '{target}' must end with one of {', '.join(SUFFIXES)}")
     if target.is_dir():
-        raise RecgradError(f"predict: output '{target}' is a folder; name a file")
+        raise RecgradError(f"predict: output '{target}'{whole_path(target)} is a folder; name a file")
     effective, task, features = load_trained(
         config,
         checkpoint_path,
@@ -68,7 +68,10 @@ def predict(
         pin=chosen.type == "cuda",
     )
     if target.exists() and any(target.samefile(path) for path in loader.local_paths):
-        raise RecgradError(f"predict: output '{target}' is one of the files to predict for; choose another")
+        raise RecgradError(
+            f"predict: output '{target}'{whole_path(target)} is one of the files to predict for; "
+            "choose another"
+        )
 
     def tables() -> Iterator[pa.Table]:
         with torch.inference_mode():

@@ -15,7 +15,7 @@ import torch
 from recgrad.config import load_config, load_with_locations
 from recgrad.config.class_paths import refuse_custom_code
 from recgrad.data.loader import build_loader
-from recgrad.errors import RecgradError
+from recgrad.errors import RecgradError, whole_path
 from recgrad.export import report_plots
 from recgrad.export.diagnostics import auc_by_group_size, calibration_curve
 from recgrad.metrics.pairs import Floats, Ints
@@ -60,7 +60,9 @@ def write_report(
     """Write the report of a run; returns the file. `device` and `custom_code` are as for `predict`."""
     folder, chosen = Path(model_dir), choose_device(device)
     if not (folder / CONFIG_FILE).exists():
-        raise RecgradError(f"report: {folder} has no {CONFIG_FILE}; name the model_dir of a run")
+        raise RecgradError(
+            f"report: {folder}{whole_path(folder)} has no {CONFIG_FILE}; name the model_dir of a run"
+        )
     if not custom_code:
         loaded = load_with_locations(folder / CONFIG_FILE)
         refuse_custom_code(loaded.message, loaded.locations)

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from recgrad.errors import RecgradError
+from recgrad.errors import RecgradError, whole_path
 from recgrad.training.processes.heartbeat import host_identity, start_ticks
 
 LOCK_NAME = ".lock"
@@ -92,7 +92,7 @@ def hold_model_dir(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = _acquire(path)
     except FileExistsError as error:
-        raise RecgradError(f"model_dir {folder} is a file; choose another --model_dir") from error
+        raise RecgradError(f"model_dir {folder}{whole_path(folder)} is a file; choose another --model_dir") from error
     except OSError as error:
         raise RecgradError(
             f"model_dir {folder}: cannot write ({error.strerror}); choose another --model_dir"

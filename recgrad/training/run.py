@@ -16,7 +16,7 @@ import torch
 from recgrad.config import PipelineConfig, save_config
 from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
-from recgrad.errors import RecgradError
+from recgrad.errors import RecgradError, whole_path
 from recgrad.training.assembly import (
     Training,
     build_hooks,
@@ -360,8 +360,8 @@ def _check_model_dir(
         return checkpoints.latest(doing)
     if any(path.name != LOCK_NAME for path in folder.iterdir()):
         raise RecgradError(
-            f"model_dir {folder} is not empty; go on with what is there (--continue_train), "
-            "or choose another --model_dir"
+            f"model_dir {folder}{whole_path(folder)} is not empty; go on with what is there "
+            "(--continue_train), or choose another --model_dir"
         )
     return None
 
@@ -409,4 +409,6 @@ def _write_effective_config(config: PipelineConfig, folder: Path) -> None:
         save_config(config, folder / CONFIG_FILE)
         (folder / VERSION_FILE).write_text(f"{__version__}\n")
     except OSError as error:
-        raise RecgradError(f"model_dir {folder}: cannot write ({error.strerror}); choose another") from error
+        raise RecgradError(
+            f"model_dir {folder}{whole_path(folder)}: cannot write ({error.strerror}); choose another"
+        ) from error

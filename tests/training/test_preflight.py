@@ -50,7 +50,8 @@ def test_problems_of_the_data_have_the_line_of_their_path(
 def test_a_path_of_the_command_line_has_no_line(path: Path) -> None:
     report = check_everything(path, train_input_path="absent.parquet", sample_rows=100)
     (problem,) = map(str, report.problems)
-    assert problem == "train_input_path: no file 'absent.parquet'; check the path"
+    where = Path("absent.parquet").absolute()
+    assert problem == f"train_input_path: no file 'absent.parquet' ({where}); check the path"
 
 
 def test_kernels_that_no_machine_has_are_found_with_their_line(config: PipelineConfig, path: Path) -> None:

@@ -11,7 +11,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.fs
 
-from recgrad.errors import DataError
+from recgrad.errors import DataError, whole_path
 
 
 @dataclass(frozen=True)
@@ -82,19 +82,21 @@ def _expand(filesystem: Any, path: str, entry: str, suffixes: tuple[str, ...]) -
             details = filesystem.glob(path, detail=True)
             files = {name: info for name, info in details.items() if info["type"] == "file"}
             if not files:
-                raise DataError(f"data: no file matches '{entry}'; check the path and the pattern")
+                raise DataError(
+                    f"data: no file matches '{entry}'{whole_path(entry)}; check the path and the pattern"
+                )
         elif filesystem.isdir(path):
             details = filesystem.find(path, detail=True)
             files = {name: info for name, info in details.items() if _is_data(name, path, suffixes)}
             if not files:
                 kinds = " or ".join(suffixes)
-                raise DataError(f"data: folder '{entry}' has no file that ends in {kinds}")
+                raise DataError(f"data: folder '{entry}'{whole_path(entry)} has no file that ends in {kinds}")
         elif filesystem.exists(path):
             files = {path: filesystem.info(path)}
         else:
-            raise DataError(f"data: no file '{entry}'; check the path")
+            raise DataError(f"data: no file '{entry}'{whole_path(entry)}; check the path")
     except (OSError, ValueError) as error:
-        raise DataError(f"data: cannot list '{entry}' ({error})") from error
+        raise DataError(f"data: cannot list '{entry}'{whole_path(entry)} ({error})") from error
     return [(name, int(info["size"])) for name, info in files.items()]
 
 

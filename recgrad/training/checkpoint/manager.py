@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from recgrad.errors import CheckpointError
+from recgrad.errors import CheckpointError, whole_path
 from recgrad.training.checkpoint.json_text import dump_json, parse_json
 from recgrad.training.checkpoint.manifest import FOLDER_NAME, MANIFEST_NAME, read_bytes
 from recgrad.training.checkpoint.ranks import Ranks, write_together
@@ -232,8 +232,8 @@ def resolve_checkpoint(path: Path | str, doing: Callable[[str], None] | None = N
     if (path / MANIFEST_NAME).is_file() or FOLDER_NAME.fullmatch(path.name):
         return path
     if not path.is_dir():
-        raise CheckpointError(f"{path}: there is no such folder")
+        raise CheckpointError(f"{path}: there is no such folder{whole_path(path)}")
     found = CheckpointManager(path).latest(doing)
     if found is None:
-        raise CheckpointError(f"{path}: has no checkpoint (a folder named {_PREFIX}<step>)")
+        raise CheckpointError(f"{path}{whole_path(path)}: has no checkpoint (a folder named {_PREFIX}<step>)")
     return found

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from recgrad.errors import CheckpointError
+from recgrad.errors import CheckpointError, whole_path
 from recgrad.training.checkpoint.arrays import FileRecord, open_regular
 from recgrad.training.checkpoint.json_text import dump_json, parse_json, require
 
@@ -118,7 +118,7 @@ def load_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of a checkpoint folder."""
     path = folder / MANIFEST_NAME
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: there is no such checkpoint folder")
+        raise CheckpointError(f"{folder}: there is no such checkpoint folder{whole_path(folder)}")
     if (folder / "model" / ".metadata").exists() and not path.exists():
         raise CheckpointError(
             f"{folder}: is a torch.distributed checkpoint, not one of Recgrad's; it cannot be read"

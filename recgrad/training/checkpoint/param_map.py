@@ -8,7 +8,7 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
-from recgrad.errors import CheckpointError, nearest
+from recgrad.errors import CheckpointError, nearest, whole_path
 
 MAX_BYTES = 64 << 20
 _TABLE_WEIGHT = re.compile(r"(?:.*\.)?(?:embedding_bags|embeddings)\.(?P<table>.+)\.weight")
@@ -38,7 +38,9 @@ def load_param_map(path: Path | str, *, here: Collection[str], there: Collection
             )
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"fine_tune_ckpt_param_map {path}: cannot be read ({error})") from error
+        raise CheckpointError(
+            f"fine_tune_ckpt_param_map {path}{whole_path(path)}: cannot be read ({error})"
+        ) from error
     found: dict[str, str] = {}
     problems = []
     for number, line in enumerate(text.splitlines(), start=1):

@@ -304,7 +304,7 @@ def test_types_that_hold_no_ids_are_refused_whole(encode) -> None:
         ('num_buckets: 3 default_value: "x"', "'x' is not a 64-bit integer"),
         ("num_buckets: 3 default_bucketize_value: 1", "default_bucketize_value needs vocab_list"),
         ('vocab_list: ["a", "a"]', "got 'a' twice"),
-        ('vocab_file: "nowhere.txt" default_bucketize_value: 0', "nowhere.txt' cannot be read"),
+        ('vocab_file: "nowhere.txt" default_bucketize_value: 0', "/nowhere.txt) cannot be read"),
         ('vocab_file: "nowhere.txt"', "vocab_file needs default_bucketize_value"),
         ('num_buckets: 3 pooling: "max"', "pooling must be sum or mean, got 'max'"),
         ('num_buckets: 3 separator: ""', "separator must not be empty"),
