@@ -1,6 +1,7 @@
 """Speed of the hashes that make ids of texts, over Arrow's buffers, on one thread.
 
-XXH64 is the peer of the others: turn by turn in this process, medians over the rounds.
+XXH64 is the peer of the others: turn by turn in this process; medians over the rounds of CPU seconds, so
+that other work on the machine counts less.
 
     python benchmarks/hashing.py [--texts N] [--rounds N]
 """
@@ -34,15 +35,15 @@ def texts_of(count: int, shortest: int, longest: int) -> pa.Array:
 
 
 def medians(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Seconds of each call, all of them in turn."""
+    """CPU seconds of each call, all of them in turn."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()  # compiles
     for _ in range(rounds):
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = time.process_time()
             call()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(time.process_time() - start)
     return {name: statistics.median(values) for name, values in times.items()}
 
 

@@ -15,6 +15,7 @@ from recgrad.data.features.frame import Input, Scope
 from recgrad.data.features.keys import check_combiner, combine, texts_of
 from recgrad.data.features.outputs import FloatOutput, IdOutput, numbers_of
 from recgrad.data.features.registry import FEATURES
+from recgrad.data.features.text import Text
 
 
 @FEATURES.register("combine_feature")
@@ -57,4 +58,5 @@ class CombineFeature(Feature):
             known = index < len(self.numbers) - 1
             numbers = mapped if known.all() else mapped.keep(known)
         result = combine(numbers, self.combiner)
+        assert not isinstance(result.values, Text)
         return Bags(np.trunc(result.values), result.offsets) if self.whole else result

@@ -96,13 +96,15 @@ def _without_undefined(result: Value, inputs: list[Bags], whole: Mask) -> tuple[
     nan = np.zeros(len(bags), np.bool_)
     nan[bags.bag_of(np.isnan(values))] = True
     for given in inputs:
-        nan[given.bag_of(~np.isfinite(given.values))] = False  # a fault, which the output reports
+        numbers: Any = given.values
+        nan[given.bag_of(~np.isfinite(numbers))] = False  # a fault, which the output reports
     if not nan.any():
         return result, whole
     left = whole.copy()
     left[np.flatnonzero(whole)[nan]] = False
     kept = bags.take(np.flatnonzero(~nan))
-    return (np.asarray(kept.values) if kept.offsets is None else Vector(kept.values, kept.offsets)), left
+    rest: Any = kept.values
+    return (rest if kept.offsets is None else Vector(rest, kept.offsets)), left
 
 
 def _value(bags: Bags) -> Value:

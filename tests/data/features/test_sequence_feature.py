@@ -323,3 +323,13 @@ def test_names_of_members_by_one_underscore(tmp_path) -> None:
     config["data_config"] = {"fg_mode": "FG_NONE"}
     (feature,) = features_of(load_config({**config, "rtp_names": True}))
     assert (feature.name, feature.columns) == ("clicks_item", ("clicks_item",))
+
+
+def test_encoded_vectors_take_only_the_encoded_default(encode) -> None:
+    body = 'feature_name: "f" expression: "" value_dim: 2 default_value: "7"'
+    column = {"f": ["0.1\x031.5;0.2\x032.5", "", None]}
+    filled = f'sequence_raw_feature {{ {body} fg_encoded_default_value: "0\x030" }}'
+    rows = encode(filled, column, mode="FG_NONE").sequence_floats()
+    assert rows == [[[pytest.approx(0.1), 1.5], [pytest.approx(0.2), 2.5]], [[0.0, 0.0]], [[0.0, 0.0]]]
+    rows = encode(f"sequence_raw_feature {{ {body} }}", column, mode="FG_NONE").sequence_floats()
+    assert rows[1:] == [[], []]
