@@ -92,7 +92,9 @@ def hold_model_dir(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = _acquire(path)
     except FileExistsError as error:
-        raise RecgradError(f"model_dir {folder}{whole_path(folder)} is a file; choose another --model_dir") from error
+        raise RecgradError(
+            f"model_dir {folder}{whole_path(folder)} is a file; choose another --model_dir"
+        ) from error
     except OSError as error:
         raise RecgradError(
             f"model_dir {folder}: cannot write ({error.strerror}); choose another --model_dir"
