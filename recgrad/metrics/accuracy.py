@@ -26,6 +26,7 @@ class Accuracy(Metric):
         num_class: classes of the task.
     """
 
+    higher_is_better = True
     right: Tensor
     rows: Tensor
 

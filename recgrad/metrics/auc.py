@@ -38,6 +38,7 @@ class AUC(Metric):
         exact: keep all rows.
     """
 
+    higher_is_better = True
     counts: Tensor
 
     def __init__(self, *, thresholds: int = 200, exact: bool = False, **kwargs: Any) -> None:

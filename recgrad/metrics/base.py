@@ -36,6 +36,8 @@ class Metric(ABC):
         needs_key: update() takes a third argument, the group of each row.
         grouping_key: the field that holds it.
         config_name: the name in the config that it was built from.
+        higher_is_better: which of two values is the better one, as torchmetrics has it; None if
+            neither end is.
 
     Args:
         sync_on_compute: whether compute() gathers the state of all ranks.
@@ -45,6 +47,7 @@ class Metric(ABC):
     needs_key: bool = False
     grouping_key: str | None = None
     config_name: str = ""
+    higher_is_better: bool | None = None
 
     def __init__(self, *, sync_on_compute: bool = True, process_group: Any = None) -> None:
         self.sync_on_compute = sync_on_compute

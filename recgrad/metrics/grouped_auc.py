@@ -29,6 +29,7 @@ class GroupedAUC(Metric):
             positives.
     """
 
+    higher_is_better = True
     needs_key = True
 
     def __init__(self, *, grouping_key: str | None = None, weighting: str = "NONE", **kwargs: Any) -> None:

@@ -28,6 +28,7 @@ class GroupedXAUC(Metric):
         exact: count all pairs of every group.
     """
 
+    higher_is_better = True
     needs_key = True
 
     def __init__(

@@ -35,6 +35,7 @@ class LogLoss(Metric):
         num_class: classes of the task.
     """
 
+    higher_is_better = False
     total: Tensor
     rows: Tensor
 

@@ -13,6 +13,7 @@ from recgrad.metrics.base import Metric, Value, finite_target, values_of
 class MeanError(Metric):
     """Mean of a function of prediction − label; nan without rows."""
 
+    higher_is_better = False
     total: Tensor
     rows: Tensor
 

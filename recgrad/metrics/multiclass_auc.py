@@ -33,6 +33,7 @@ class MulticlassAUC(Metric):
         exact: keep all rows.
     """
 
+    higher_is_better = True
     counts: Tensor
 
     def __init__(

@@ -24,6 +24,7 @@ class NormalizedEntropy(Metric):
         eta: probabilities and the mean label are held in [eta, 1−eta].
     """
 
+    higher_is_better = False
     total: Tensor
     labels: Tensor
     rows: Tensor

@@ -61,6 +61,7 @@ class RankingMetric(Metric):
         grouping_key: the field of the groups.
     """
 
+    higher_is_better = True
     total: Tensor
     queries: Tensor
 

@@ -31,6 +31,7 @@ class XAUC(Metric):
         exact: count all pairs.
     """
 
+    higher_is_better = True
     wins: Tensor
     pairs: Tensor
 

@@ -19,7 +19,6 @@ from recgrad.optim.optimizer_state import check_parts, describe_part, load_optim
 from recgrad.optim.part import OptimizerPart, distinct_optimizers
 from recgrad.optim.precision import LossScaler, autocast, check_precision, unscale_
 from recgrad.optim.schedules import Schedule
-from recgrad.optim.schedules.reduce_on_plateau import ReduceOnPlateau
 from recgrad.optim.sparse_half import SparseHalf
 
 
@@ -131,6 +130,11 @@ class Updater:
         return list({id(part.schedule): part.schedule for part in self.parts}.values())
 
     @property
+    def watches(self) -> bool:
+        """Whether a schedule waits for evaluations."""
+        return any(schedule.metric is not None for schedule in self.schedules)
+
+    @property
     def accumulating(self) -> bool:
         """Whether micro-batches of an unfinished update are in."""
         return self._micro_batches > 0
@@ -189,13 +193,14 @@ class Updater:
         Every process must hand in the same values.
         """
         for schedule in self.schedules:
-            if isinstance(schedule, ReduceOnPlateau):
-                if schedule.metric not in metrics:
-                    raise RecgradError(
-                        f"reduce_on_plateau_learning_rate.metric: the evaluation has no '{schedule.metric}'"
-                        f"{nearest(schedule.metric, metrics)} (has: {', '.join(metrics) or 'nothing'})"
-                    )
-                schedule.observe(float(metrics[schedule.metric]))
+            if schedule.metric is None:
+                continue
+            if schedule.metric not in metrics:
+                raise RecgradError(
+                    f"the metric of {type(schedule).__name__}: the evaluation has no '{schedule.metric}'"
+                    f"{nearest(schedule.metric, metrics)} (has: {', '.join(metrics) or 'nothing'})"
+                )
+            schedule.observe(float(metrics[schedule.metric]))
         self._set_rates()
 
     def rates(self) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from recgrad.optim.updater import Updater
 from recgrad.training.hooks.base import Hook
 from recgrad.training.hooks.checkpoints import SaveCheckpoints
 from recgrad.training.hooks.console import build_console_sink
-from recgrad.training.hooks.early_stop import EarlyStop, KeepBest, Watch
+from recgrad.training.hooks.early_stop import BestEvaluation, EarlyStop, KeepBest, Watch
 from recgrad.training.hooks.events import EventLog
 from recgrad.training.hooks.log import Log, Sink
 from recgrad.training.hooks.profile import ProfileSteps
@@ -168,30 +168,68 @@ def run_length(config: PipelineConfig) -> RunLength:
     return RunLength(num_epochs=settings.num_epochs)
 
 
-def build_hooks(config: PipelineConfig, model_dir: Path, *, writes: bool = True) -> list[Hook]:
+def build_hooks(
+    config: PipelineConfig,
+    model_dir: Path,
+    *,
+    writes: bool = True,
+    directions: Mapping[str, bool] | None = None,
+) -> list[Hook]:
     """The hooks that the config asks for, in the order they are called.
 
     What listens to evaluations comes before saving, so that checkpoints hold what it has heard.
-    Without `writes`, for all ranks but the first, nothing is shown or logged.
+
+    Args:
+        writes: False, for all ranks but the first, shows and logs nothing.
+        directions: `Task.metric_directions`, by which the best evaluation is told when nothing in the
+            config says what is best.
     """
     settings = to_kwargs(config.train_config)
+    kept, stopping, plateaus = _kept_by(config), _stopped_by(config), _reduced_by(config)
+    asked = [watch for watch in (kept, stopping, *plateaus) if watch is not None]
+    first = [Watch(name, higher) for name, higher in (directions or {}).items()]
     sinks: list[Sink] = [build_console_sink(), EventLog(model_dir)] if writes else []
     if settings["use_tensorboard"] and writes:
         sinks.append(TensorBoard(model_dir, settings["tensorboard_summaries"]))
-    hooks: list[Hook] = [Log(settings["log_step_count_steps"], sinks)]
+    hooks: list[Hook] = [BestEvaluation(asked + first), Log(settings["log_step_count_steps"], sinks)]
     if settings["is_profiling"] and writes:
         hooks.append(ProfileSteps(model_dir))
-    export = to_kwargs(config.export_config)
-    if export["exporter_type"] == "best":
-        name, larger = export["best_exporter_metric"], export["metric_larger_is_better"]
-        hooks.append(KeepBest(Watch(name, larger, where="export_config.best_exporter_metric")))
-    if config.train_config.HasField("early_stopping"):
-        stopping = to_kwargs(config.train_config.early_stopping)
-        larger, where = stopping["mode"] == "max", "train_config.early_stopping.metric"
-        watch = Watch(stopping["metric"], larger, stopping["min_delta"], where)
-        hooks.append(EarlyStop(watch, stopping["patience"]))
+    if kept is not None:
+        hooks.append(KeepBest(kept))
+    if stopping is not None:
+        hooks.append(EarlyStop(stopping, config.train_config.early_stopping.patience))
     epochs = settings.get("save_checkpoints_epochs", 0)
     hooks.append(
         SaveCheckpoints(every_steps=0 if epochs else settings["save_checkpoints_steps"], every_epochs=epochs)
     )
     return hooks
+
+
+def _kept_by(config: PipelineConfig) -> Watch | None:
+    """What the best checkpoint is best by."""
+    export = to_kwargs(config.export_config)
+    if export["exporter_type"] != "best":
+        return None
+    name, larger = export["best_exporter_metric"], export["metric_larger_is_better"]
+    return Watch(name, larger, where="export_config.best_exporter_metric")
+
+
+def _stopped_by(config: PipelineConfig) -> Watch | None:
+    """What early stopping goes by."""
+    if not config.train_config.HasField("early_stopping"):
+        return None
+    stopping = to_kwargs(config.train_config.early_stopping)
+    larger, where = stopping["mode"] == "max", "train_config.early_stopping.metric"
+    return Watch(stopping["metric"], larger, stopping["min_delta"], where)
+
+
+def _reduced_by(config: PipelineConfig) -> list[Watch]:
+    """What schedules that wait for evaluations go by."""
+    halves = (config.train_config.dense_optimizer, config.train_config.sparse_optimizer)
+    sections = [section for half in halves for section in (half, *half.part_optimizers)]
+    plateaus = [
+        section.reduce_on_plateau_learning_rate
+        for section in sections
+        if section.HasField("reduce_on_plateau_learning_rate")
+    ]
+    return [Watch(plateau.metric, plateau.mode == "max") for plateau in plateaus]

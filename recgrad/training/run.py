@@ -7,7 +7,7 @@ import shlex
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,12 @@ class TrainResult:
         model_dir: where everything was written.
         step: updates made, over all parts of the run.
         metrics: the last evaluation.
+        evaluated_step: its step, or None.
+        evaluations: how many were made, over all parts of the run.
+        best_metric: what the best evaluation is best by: the metric of the best checkpoint, of early
+            stopping, of a plateau schedule, or the first of the config; "" without an evaluation.
+        best_step: the step of the best evaluation, or None.
+        best_metrics: the best evaluation.
         samples_per_sec: rows trained on per second of training, evaluation left out.
         stopped: why the run ended early, or "".
         exit_code: 0, or 143/130 after SIGTERM/SIGINT.
@@ -81,13 +87,31 @@ class TrainResult:
     stopped: str
     exit_code: int
     hint: str = ""
+    evaluated_step: int | None = None
+    evaluations: int = 0
+    best_metric: str = ""
+    best_step: int | None = None
+    best_metrics: Mapping[str, float] = field(default_factory=dict)
 
     def describe(self) -> str:
         """The last lines on the terminal."""
         lines = [f"{self.step:,} steps, {self.samples_per_sec:,.0f} samples/s, model in {self.model_dir}"]
         if self.metrics:
-            lines.append(describe_metrics(self.metrics))
+            lines += self._describe_evaluations()
         return "\n".join(lines + ([self.hint] if self.hint else []))
+
+    def _describe_evaluations(self) -> list[str]:
+        """The last evaluation, and the best one where that is another."""
+        last = describe_metrics(self.metrics)
+        if self.best_step is None or self.evaluations < 2:
+            return [last]
+        if self.best_step == self.evaluated_step:
+            return [f"{last}  (the best by {self.best_metric})"]
+        best = describe_metrics(self.best_metrics)
+        return [
+            f"last, step {self.evaluated_step:,}: {last}",
+            f"best by {self.best_metric}, step {self.best_step:,}: {best}",
+        ]
 
 
 @subnormals_flushed()
@@ -249,12 +273,11 @@ def _run(
     flags: str,
 ) -> TrainResult:
     """Train from `state` on; `flags` are those that a command to go on needs."""
-    last_metrics: dict[str, float] = {}
 
     def evaluate_now(trainer: Trainer) -> Mapping[str, float]:
         assert training.eval_loader is not None
         with evaluated_weights(training, trainer.stop):
-            metrics = evaluate_task(
+            return evaluate_task(
                 training.task,
                 training.eval_loader,
                 num_steps=config.eval_config.num_steps,
@@ -262,9 +285,6 @@ def _run(
                 stop=trainer.stop,
                 processes=training.processes,
             )
-        last_metrics.clear()
-        last_metrics.update(metrics)
-        return metrics
 
     def save_now(trainer: Trainer) -> None:
         checkpoints.save(capture(training, trainer.state))
@@ -275,7 +295,8 @@ def _run(
     with StopRequest(alone=not processes.distributed) as stop, _given_up_on_error(checkpoints):
         # Libraries draw from Python's generator while they are imported; a run's state is its own.
         with untouched_generators():
-            hooks = build_hooks(config, folder, writes=processes.is_main)
+            directions = training.task.metric_directions()
+            hooks = build_hooks(config, folder, writes=processes.is_main, directions=directions)
         trainer = Trainer(
             task=training.task,
             loader=training.train_loader,
@@ -296,11 +317,16 @@ def _run(
     return TrainResult(
         model_dir=folder,
         step=state.step,
-        metrics=dict(last_metrics),
+        metrics=dict(state.evaluated.get("metrics", {})),
         samples_per_sec=trainer.samples_here / max(trainer.elapsed_secs, 1e-9),
         stopped=state.stopped,
         exit_code=stop.exit_code,
         hint=_how_to_go_on(trainer, _command_to_go_on(folder, processes) + flags),
+        evaluated_step=state.evaluated.get("step"),
+        evaluations=state.evaluated.get("number", 0),
+        best_metric=state.best_evaluation.get("metric", ""),
+        best_step=state.best_evaluation.get("step"),
+        best_metrics=dict(state.best_evaluation.get("metrics", {})),
     )
 
 

@@ -20,6 +20,9 @@ class TrainState:
         best: of the best checkpoint so far, the metric it is best by, the value and the step.
         watched: the metric of early stopping and its (step, value) at every evaluation, so that
             changed settings judge the evaluations before them as well.
+        evaluated: the last evaluation: how many there were with it, its step, the epoch that it was in
+            (1 is the first) and its metrics.
+        best_evaluation: the best so far: the metric that decides, the step and all its metrics.
         evaluation_due: the evaluation of this step was left because of a signal; the continued run
             makes it before its first step.
         stopped: why the run ended before its length, or "".
@@ -32,8 +35,15 @@ class TrainState:
     skipped: int = 0
     best: dict[str, Any] = field(default_factory=dict)
     watched: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    evaluated: dict[str, Any] = field(default_factory=dict)
+    best_evaluation: dict[str, Any] = field(default_factory=dict)
     evaluation_due: bool = False
     stopped: str = ""
+
+    @property
+    def current_epoch(self) -> int:
+        """The epoch that the last step was in, from 1; 0 before the first."""
+        return self.epoch + (self.position is not None)
 
     def to_tree(self) -> dict[str, Any]:
         """As plain values for a checkpoint."""

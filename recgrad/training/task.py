@@ -88,6 +88,11 @@ class Task(nn.Module):
         """The metrics of evaluation by name."""
         return _values((name, metric) for head in self._heads() for name, metric in head.metrics.items())
 
+    def metric_directions(self) -> dict[str, bool]:
+        """Of each metric of evaluation that has a better end, whether it is the higher one."""
+        found = ((n, m.higher_is_better) for head in self._heads() for n, m in head.metrics.items())
+        return {name: higher for name, higher in found if higher is not None}
+
     def reset_metrics(self) -> None:
         """Forget what the metrics of evaluation have seen."""
         for head in self._heads():

@@ -129,6 +129,16 @@ class Trainer:
         """Whether no further step is to be made."""
         return bool(self.state.stopped) or self.stop.signal is not None or self.length.reached(self.state)
 
+    @property
+    def watched(self) -> bool:
+        """Whether a hook or a schedule acts on evaluations."""
+        return self.updater.watches or any(hook.watches for hook in self.hooks)
+
+    @property
+    def owes_evaluation(self) -> bool:
+        """Whether the weights as they are have not been evaluated, and could be."""
+        return self._evaluate is not None and self.state.evaluated.get("step") != self.state.step
+
     def evaluate(self) -> Mapping[str, float]:
         """Evaluate with averaged weights where there are some; schedules and hooks see the result.
 
@@ -143,7 +153,14 @@ class Trainer:
                 metrics = self._evaluate(self)
         except InterruptedBySignal:
             return {}
-        self.state.evaluation_due = False
+        state = self.state
+        state.evaluation_due = False
+        state.evaluated = {
+            "number": state.evaluated.get("number", 0) + 1,
+            "step": state.step,
+            "epoch": state.current_epoch,
+            "metrics": dict(metrics),
+        }
         self.updater.observe(metrics)
         self._call("after_evaluation", metrics)
         return metrics

@@ -47,6 +47,7 @@ CONFIGS = {
     "calibration {}": 1,
 }
 every = pytest.mark.parametrize("text", CONFIGS)
+SMALLER_IS_BETTER = {"log_loss", "mean_absolute_error", "mean_squared_error", "normalized_entropy"}
 
 
 def plain(text: str, num_class: int | None = None):
@@ -54,6 +55,12 @@ def plain(text: str, num_class: int | None = None):
     return build_metric(
         text_format.Parse(text, MetricConfig()), num_class=CONFIGS[text] if num_class is None else num_class
     )
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_which_end_is_better_is_known(name: str) -> None:
+    expected = None if name == "calibration" else name not in SMALLER_IS_BETTER
+    assert METRICS[name].higher_is_better is expected
 
 
 def torch_kind(text: str):

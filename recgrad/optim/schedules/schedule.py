@@ -27,11 +27,16 @@ class Schedule(ABC):
     from warmup_learning_rate, (s − w)·n/warmup_size + w, where s is the rate the schedule
     starts at (the base rate for most); the schedule itself counts from the end of the warm-up.
 
+    Attributes:
+        metric: the metric of the evaluation that `observe` is told, or None.
+
     Args:
         warmup_size: how many updates (epochs when by_epoch) the warm-up takes.
         warmup_learning_rate: the rate the warm-up starts at.
         by_epoch: count finished epochs instead of finished updates.
     """
+
+    metric: str | None = None
 
     def __init__(
         self, *, warmup_size: int = 0, warmup_learning_rate: float = 0.0, by_epoch: bool = False
@@ -72,6 +77,10 @@ class Schedule(ABC):
     @property
     def cycles_momentum(self) -> bool:
         """Whether `momentum` says anything."""
+        return False
+
+    def observe(self, value: float) -> bool:
+        """Takes the value of `metric` after an evaluation; says whether the rate has changed."""
         return False
 
     def state_dict(self) -> dict[str, Any]:

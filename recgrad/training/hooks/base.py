@@ -34,7 +34,13 @@ class StepReport:
 
 
 class Hook:
-    """Base class; every method does nothing."""
+    """Base class; every method does nothing.
+
+    Attributes:
+        watches: evaluations decide something here, so there is to be one each epoch at least.
+    """
+
+    watches: bool = False
 
     def on_start(self, trainer: Trainer) -> None:
         """Before the first step of this process; what ended the run before must say so again."""

@@ -1,4 +1,4 @@
-"""Evaluate and save, every so many steps or epochs and at the end."""
+"""Evaluate and save: every so many steps or epochs, each epoch where something watches, at the end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ class SaveCheckpoints(Hook):
     The order matters for exact resume: schedules and early stopping that listen to
     evaluations are saved after they have heard. Where a signal cut the evaluation short, the
     checkpoint says so, and the continued run begins with it.
+
+    Where something watches the evaluations, an epoch without one gets one at its end, which is
+    saved if it is the best. All this goes by the state, not by what this process has seen, so that a
+    run that goes on after a kill evaluates at the same steps.
     """
 
     def __init__(self, *, every_steps: int = 0, every_epochs: int = 0) -> None:
@@ -31,16 +35,27 @@ class SaveCheckpoints(Hook):
     def after_epoch(self, trainer: Trainer) -> None:
         if self.every_epochs and trainer.state.epoch % self.every_epochs == 0:
             self._evaluate_and_save(trainer)
+        elif trainer.watched and trainer.state.evaluated.get("epoch") != trainer.state.epoch:
+            trainer.evaluate()
+            if trainer.state.best.get("step") == trainer.state.step:
+                self._save(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
+        saved = self._saved_step == trainer.state.step
         if trainer.stop.signal is not None and not trainer.length.reached(trainer.state):
             # Asked to stop: whoever sent the signal waits, and the evaluation can be made later.
-            if self._saved_step != trainer.state.step:
+            if not saved:
                 trainer.save()
-        elif self._saved_step != trainer.state.step:
+        elif not saved or trainer.owes_evaluation:
             self._evaluate_and_save(trainer)
 
     def _evaluate_and_save(self, trainer: Trainer) -> None:
-        trainer.evaluate()
+        owes = trainer.owes_evaluation
+        if owes:
+            trainer.evaluate()
+        if owes or self._saved_step != trainer.state.step:
+            self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
         trainer.save()
         self._saved_step = trainer.state.step

@@ -1,4 +1,4 @@
-"""Best checkpoint and early stopping: both watch one metric of the evaluations."""
+"""The best evaluation, the best checkpoint and early stopping: each goes by one metric."""
 
 from __future__ import annotations
 
@@ -48,8 +48,34 @@ def judge(watch: Watch, values: Sequence[float]) -> tuple[int | None, int]:
     return best, len(values) - (0 if best is None else best + 1)
 
 
+class BestEvaluation(Hook):
+    """Remembers the metrics of the best evaluation, for the log and the result.
+
+    Args:
+        candidates: the first whose metric the evaluation has decides.
+    """
+
+    def __init__(self, candidates: Sequence[Watch]) -> None:
+        self.candidates = tuple(candidates)
+
+    def after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        watch = next((watch for watch in self.candidates if watch.metric in metrics), None)
+        if watch is None:
+            return
+        best = trainer.state.best_evaluation
+        known = best["metrics"][watch.metric] if best.get("metric") == watch.metric else None
+        if watch.improves(metrics[watch.metric], known):
+            trainer.state.best_evaluation = {
+                "metric": watch.metric,
+                "step": trainer.state.step,
+                "metrics": dict(metrics),
+            }
+
+
 class KeepBest(Hook):
     """Remembers the step with the best value, so that its checkpoint is kept."""
+
+    watches = True
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
@@ -69,6 +95,8 @@ class EarlyStop(Hook):
     A run that goes on is judged at its start by all evaluations it has had, so that one that
     was stopped goes on if, by settings that have changed, it should not have been.
     """
+
+    watches = True
 
     def __init__(self, watch: Watch, patience: int) -> None:
         self.watch = watch

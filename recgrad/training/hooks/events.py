@@ -54,7 +54,9 @@ class EventLog:
 
     def evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         step = trainer.state.step
-        self._write({"kind": "eval", "step": step, "time": time.time(), "metrics": dict(metrics)})
+        best = {key: value for key, value in trainer.state.best_evaluation.items() if key != "metrics"}
+        event = {"kind": "eval", "step": step, "time": time.time(), "metrics": dict(metrics)}
+        self._write(event | ({"best": best} if best else {}))
         assert self._evaluations is not None
         line = {"global_step": step, **{name: metrics[name] for name in sorted(metrics)}}
         _write_line(self._evaluations, line)
