@@ -17,6 +17,7 @@ from recgrad.check.capabilities import available
 from recgrad.cli.main import main
 from recgrad.config.check.unsupported import KINDS
 from recgrad.config.proto import loss_pb2, metric_pb2, model_pb2, optimizer_pb2
+from recgrad.training.checkpoint import read_checkpoint
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -108,6 +109,7 @@ def test_the_edit_of_the_page_is_made(folder: Path) -> None:
 ENTRY_POINTS = {
     "recgrad.dense_optimizers": ("signum", "Signum"),
     "recgrad.sparse_optimizers": ("sparse_signum", "SparseSignum"),
+    "recgrad.schedules": ("sawtooth", "Sawtooth"),
     "recgrad.losses": ("poly_loss", "PolyLoss"),
     "recgrad.metrics": ("lift", "Lift"),
 }
@@ -128,7 +130,8 @@ def test_names_that_an_installed_package_gives_are_class_paths(folder: Path) -> 
     def run(*line: str) -> str:
         # In a process of its own: registries keep what they have found.
         command = [sys.executable, "-m", "recgrad", *line]
-        env = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"}
+        path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+        env = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
         return subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout
 
     run("train", "own.config")
@@ -136,6 +139,8 @@ def test_names_that_an_installed_package_gives_are_class_paths(folder: Path) -> 
     assert "Lift" in last_event(folder, "eval")["metrics"]
     assert 'custom_loss { class_path: "poly_loss" }' in run("list", "losses", "poly_loss")
     assert 'custom_optimizer { class_path: "signum" }' in run("list", "optimizers", "signum")
+    assert 'custom_learning_rate { class_path: "sawtooth" }' in run("list", "schedules", "sawtooth")
+    assert "Sawtooth" in run("schedule", "own.config")
 
 
 def test_two_losses_of_ones_own_both_count(folder: Path, edited: Callable[..., list[str]]) -> None:
@@ -160,9 +165,33 @@ def test_the_same_loss_twice_is_refused(
 def test_a_metric_of_groups_gets_its_column(folder: Path, edited: Callable[..., list[str]]) -> None:
     groups = {"custom_metric": {"class_path": "parts.Groups", "params": {"grouping_key": "user_id"}}}
     stop = {"train_config__num_epochs": None, "train_config__num_steps": 2}
-    assert main(edited(model_config__metrics=[groups], **stop)) == 0
+    assert main(edited(model_config__metrics=[{"auc": {}}, groups], **stop)) == 0
     users = pq.read_table("data/eval.parquet", columns=["user_id"])["user_id"]
     assert last_event(folder, "eval")["metrics"]["Groups"] == len(users.unique())
+
+
+def test_the_schedules_of_the_page_resume_with_their_state(
+    folder: Path, edited: Callable[..., list[str]]
+) -> None:
+    """A run of two parts has the rates and the bytes of a whole one."""
+    short = {"train_config__num_epochs": None, "train_config__save_checkpoints_steps": 10}
+    ends = {}
+    for name, lengths in {"whole": (40,), "parts": (20, 40)}.items():
+        for steps in lengths:
+            edits = {**short, "train_config__num_steps": steps, "model_dir": name}
+            assert main([*edited(**edits), *(["--continue-train"] if steps != lengths[0] else [])]) == 0
+        checkpoint = folder / name / "model.ckpt-40"
+        ends[name] = {p.name: p.read_bytes() for p in checkpoint.rglob("*") if p.is_file()}
+    assert ends["whole"] == ends["parts"]
+    whole, parts = (
+        [e["rates"] for e in map(json.loads, (folder / name / "events.jsonl").read_text().splitlines())
+         if e["kind"] == "train"]
+        for name in ("whole", "parts")
+    )  # fmt: skip
+    assert whole == parts
+    tree = read_checkpoint(folder / "whole" / "model.ckpt-40").tree
+    assert tree["updater"]["schedules"]["sparse"].keys() == {"halvings", "last"}
+    assert tree["updater"]["schedules"]["sparse"]["last"] is not None
 
 
 def test_what_a_class_refuses_is_a_problem_of_the_config(
@@ -177,11 +206,15 @@ def test_what_a_class_refuses_is_a_problem_of_the_config(
 
 def test_a_class_of_ones_own_is_available_wherever_the_schema_takes_one() -> None:
     """The check refuses what is not available, and with it every config that names such a class."""
-    messages = (
+    optimizers = (
         optimizer_pb2.DenseOptimizer,
         optimizer_pb2.PartOptimizer,
         optimizer_pb2.SparseOptimizer,
         optimizer_pb2.SparsePartOptimizer,
+    )
+    messages = (
+        *optimizers,
+        optimizer_pb2.SequenceLR.Stage,
         loss_pb2.LossConfig,
         metric_pb2.MetricConfig,
         model_pb2.ModelConfig,
@@ -194,4 +227,4 @@ def test_a_class_of_ones_own_is_available_wherever_the_schema_takes_one() -> Non
                 kind = KINDS[(message.DESCRIPTOR.name, field.containing_oneof.name)]
                 assert field.name in known[kind], f"{message.DESCRIPTOR.name}.{field.name}"
                 found += 1
-    assert found == len(messages)
+    assert found == len(messages) + len(optimizers)  # which take a schedule as well

@@ -32,6 +32,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
 
 CUSTOM = {
     "sparse_optimizer": ("custom_optimizer",),
+    "schedule": ("custom_learning_rate",),
     "loss": ("custom_loss",),
     "metric": ("custom_metric",),
     "model": ("custom_model",),

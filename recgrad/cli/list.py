@@ -42,8 +42,8 @@ class Listed:
 class List(Command):
     """List what a config can name: optimizers, schedules, losses, metrics, models, features …
 
-    With a name after the kind, shows that one with all its parameters. Optimizers, losses, metrics
-    and models of your own go beside these, by import path: docs/extending.md.
+    With a name after the kind, shows that one with all its parameters. Optimizers, schedules, losses,
+    metrics and models of your own go beside these, by import path: docs/extending.md.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -95,7 +95,7 @@ def list_kind(kind: str) -> Iterator[Listed]:
 
 def _by_class_path(kind: str, name: str) -> tuple[str, ...]:
     """How a config names what another package has added, which no field of the schema chooses."""
-    field = f"custom_{kind.rpartition('_')[2]}"
+    field = "custom_learning_rate" if kind == "schedule" else f"custom_{kind.rpartition('_')[2]}"
     return (f'{field} {{ class_path: "{name}" }}',) if field in _schema_messages(kind) else ()
 
 

@@ -181,6 +181,9 @@ def summarise(parts: Sequence[PlannedPart], span: Span) -> str:
         )
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
-    if any(part.schedule.state_dict() for part in parts):
-        lines.append("ReduceOnPlateau waits for evaluations: its line is the rate without any reduction.")
+    waiting = dict.fromkeys(
+        type(part.schedule).__name__ for part in parts if part.schedule.metric is not None
+    )
+    for name in waiting:
+        lines.append(f"{name} waits for evaluations: its line is the rate before the first.")
     return "\n".join(lines)

@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from recgrad.errors import CheckpointError
 from recgrad.optim.part import OptimizerPart
-from recgrad.optim.schedules import Schedule
 
 # What running optimizers keep in their parameter groups that is state and not a setting.
 _RUNNING = frozenset({"k", "train_mode", "weight_sum", "lr_max", "scheduled_lr", "step"})
@@ -78,7 +77,22 @@ def _check_state(parameter: Tensor, state: Any, *, fused: bool) -> None:
             )
 
 
-def load_schedule(schedule: Schedule, state: dict[str, Any]) -> None:
-    """Loads a schedule's state; one that the config has changed since begins anew."""
-    if state.keys() == schedule.state_dict().keys():
+def load_schedule(part: OptimizerPart, state: dict[str, Any], kind: str | None) -> None:
+    """Loads the state of a part's schedule; one that the config has changed since begins from its start.
+
+    Args:
+        part: whose schedule it is.
+        state: what its `state_dict` gave.
+        kind: the class that gave it, or None of a checkpoint that does not say; states then fit when
+            their names do.
+    """
+    schedule = part.schedule
+    if kind != type(schedule).__qualname__ and (kind or state.keys() != schedule.state_dict().keys()):
+        return
+    try:
         schedule.load_state_dict(state)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"updater: the schedule {type(schedule).__name__} of part '{part.name}' does not take back its "
+            f"state ({error!r}); start from the weights alone (fine_tune_checkpoint) to change it"
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from google.protobuf.message import Message
 from torch.optim import Optimizer
 
 from recgrad.config.messages import chosen
-from recgrad.errors import ConfigError, Problem
+from recgrad.errors import ConfigError, Problem, RecgradError
 from recgrad.optim.schedules import Schedule
 
 
@@ -74,10 +75,18 @@ class OptimizerPart:
 
 
 def scheduled_rate(schedule: Schedule, base: float, reference: float | None, n: int) -> float:
-    """The rate of update n+1 for a base rate; with a reference, in its ratio to that one's rate."""
-    if reference:
-        return schedule.rate(reference, n) * (base / reference)
-    return schedule.rate(base, n)
+    """The rate of update n+1 for a base rate; with a reference, in its ratio to that one's rate.
+
+    Raises:
+        RecgradError: the schedule, one of the user's own, gives what cannot be a rate.
+    """
+    rate = float(schedule.rate(reference or base, n))
+    if not 0 <= rate < math.inf:
+        raise RecgradError(
+            f"the schedule {type(schedule).__name__} gives the rate {rate} "
+            f"after {n} {'epochs' if schedule.by_epoch else 'updates'}; it must be finite and at least 0"
+        )
+    return rate * (base / reference) if reference else rate
 
 
 def distinct_optimizers(parts: Iterable[OptimizerPart]) -> list[Optimizer]:

@@ -304,6 +304,7 @@ class Updater:
             "dense": {part.name: part.optimizer.state_dict() for part in self.dense},
             "sparse": [optimizer.state_dict() for optimizer in self._sparse_optimizers] if sparse else [],
             "schedules": {part.name: part.schedule.state_dict() for part in self.parts},
+            "schedule_kinds": {part.name: type(part.schedule).__qualname__ for part in self.parts},
             "grad_scaler": None if self.grad_scaler is None else self.grad_scaler.state_dict(),
             "ema": None if self.ema is None else self.ema.state_dict(),
             "training_weights": self._averages.training_weights(),
@@ -323,7 +324,8 @@ class Updater:
         for optimizer, own in zip(self._sparse_optimizers, state["sparse"]):
             optimizer.load_state_dict(own)
         for part in self.parts:
-            load_schedule(part.schedule, state["schedules"].get(part.name, {}))
+            kind = state.get("schedule_kinds", {}).get(part.name)
+            load_schedule(part, state["schedules"].get(part.name, {}), kind)
         if self.grad_scaler is not None and state["grad_scaler"] is not None:
             self.grad_scaler.load_state_dict(state["grad_scaler"])
         if self.ema is not None and state["ema"] is not None:

@@ -97,6 +97,9 @@ def build_training(config: PipelineConfig, processes: Processes | None = None) -
         keep_gradients=bool(summaries & {"gradient", "gradient_norm"}),
     )
 
+    if updater.watches and not config.eval_input_path:
+        raise RecgradError("train_config: a schedule waits for evaluations; set eval_input_path")
+
     def loader(path: str, training: bool) -> Loader:
         return build_loader(
             config,

@@ -33,6 +33,8 @@ _TOLERANCE = 3.0
 # A weight decay beyond this factor of the usual one is worth a word.
 _DECAY_TOLERANCE = 10.0
 _LARGE_BATCH = 1000
+# Schedules in whose message a warm-up cannot be seen: one of its stages, or a class of the user's own.
+_MAY_WARM_UP = ("SequenceLR", "CustomComponent")
 
 
 @CHECKS.register("hint: learning rate")
@@ -83,7 +85,7 @@ def hint_warmup(context: Context) -> None:
     if optimizer is None or getattr(optimizer.message, "warmup_steps", None):
         return
     schedule = context.chosen(dense, "learning_rate")
-    if schedule is not None and (_warms_up(schedule) or schedule.kind == "SequenceLR"):
+    if schedule is not None and (_warms_up(schedule) or schedule.kind in _MAY_WARM_UP):
         return
     rows = f"{size} rows per process" if context.ranks is None else f"{size} rows"
     if size > own:

@@ -9,9 +9,12 @@ from typing import Any
 from google.protobuf.message import Message
 
 from recgrad.config.messages import chosen, to_kwargs
-from recgrad.errors import ConfigError, Problem
+from recgrad.errors import ConfigError, Problem, RecgradError
 from recgrad.optim.bounds import at_least
 from recgrad.registry import Registry
+
+CUSTOM = "custom_learning_rate"
+"""The config name of a schedule of the user's own, which no registry holds."""
 
 SCHEDULES: Registry[type[Schedule]] = Registry("schedule", "recgrad.optim.schedules")
 
@@ -37,6 +40,9 @@ class Schedule(ABC):
     """
 
     metric: str | None = None
+    warmup_size: int = 0
+    warmup_learning_rate: float = 0.0
+    by_epoch: bool = False
 
     def __init__(
         self, *, warmup_size: int = 0, warmup_learning_rate: float = 0.0, by_epoch: bool = False
@@ -109,6 +115,8 @@ def build_schedule(message: Message, *, where: str = "learning_rate") -> Schedul
     if choice is None:
         return SCHEDULES["constant_learning_rate"]()
     name, config = choice
+    if name == CUSTOM:
+        return _build_custom(config, f"{where}.{name}")
     schedule = SCHEDULES[name]
     missing = required_arguments(schedule) - set(to_kwargs(config))
     if missing:
@@ -121,6 +129,30 @@ def build_schedule(message: Message, *, where: str = "learning_rate") -> Schedul
         raise ConfigError(Problem(f"{where}.{name}.{p.where}", p.what) for p in error.problems) from error
     except ValueError as error:
         raise ConfigError([Problem(f"{where}.{name}", str(error))]) from error
+
+
+def _build_custom(config: Any, where: str) -> Schedule:
+    """A schedule of the user's own, named by its import path or entry point and made with params.
+
+    Nothing is called before it is known to be a schedule: a path may name any function.
+    """
+    options = to_kwargs(config)
+    if "class_path" not in options:
+        raise ConfigError([Problem(f"{where}.class_path", "is not set, and has no default")])
+    try:
+        found = SCHEDULES.resolve(options["class_path"])
+    except RecgradError as error:
+        raise ConfigError([Problem(where, str(error))]) from error
+    if not (isinstance(found, type) and issubclass(found, Schedule)):
+        wanted = "must name a subclass of recgrad.optim.schedules.Schedule"
+        remedy = "subclass it and write after_warmup(base, n)"
+        raise ConfigError(
+            [Problem(f"{where}.class_path", f"{wanted}, got '{options['class_path']}'; {remedy}")]
+        )
+    try:
+        return found(**options.get("params", {}))
+    except (TypeError, ValueError) as error:
+        raise ConfigError([Problem(where, str(error))]) from error
 
 
 def build_schedules(config: Message, *, where: str) -> list[Schedule]:

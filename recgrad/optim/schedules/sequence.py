@@ -36,7 +36,7 @@ class Sequence(Schedule):
                 at_least(size, 1, f"size of stages[{i}]")
             if schedule.by_epoch and not by_epoch:
                 raise ValueError(f"by_epoch must be set on the sequence, got it on stages[{i}] alone")
-            if schedule.state_dict():
+            if schedule.state_dict() or schedule.metric is not None:
                 raise ValueError(f"stages[{i}] must be a function of the step, got {type(schedule).__name__}")
         self.stages = tuple(stages)
 
