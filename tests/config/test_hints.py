@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from recgrad.config import check_config, edit_config, load_with_locations
+from recgrad.config.check import hints as thumb
+from recgrad.config.check import schedule_hints as schedule_thumb
 from recgrad.config.check.cpu import native_bf16, parse_flags, read_flags
 from recgrad.config.check.hints import usual_decay
 
+DATA = Path(__file__).parent / "data"
 Hints = Callable[..., list[str]]
 ADAM = "train_config.dense_optimizer.adam_optimizer"
 SGD = "train_config.dense_optimizer.sgd_optimizer"
@@ -100,8 +105,8 @@ def test_constraints_of_tables_mean_nothing_to_a_process_alone(hints: Hints) -> 
         (None, 0.1, None),
         (5_000, 1e-3, None),
         (500_000, 1e-4, None),
-        (5_000_000, 1e-3, "0.001 is far from the usual 1e-05 for 5000000 rows of data"),
-        (5_000, 1e-6, "1e-06 is far from the usual 0.001 for 5000 rows of data"),
+        (5_000_000, 1e-3, "0.001 is far from the usual 5e-06 for 5000000 rows of data in 1 epoch"),
+        (5_000, 1e-6, "1e-06 is far from the usual 0.0005 for 5000 rows of data in 1 epoch"),
         (5_000_000, 0, None),
     ],
 )
@@ -112,6 +117,110 @@ def test_unusual_weight_decay(hints: Hints, rows: int | None, decay: float, expe
 
 def test_usual_weight_decay_falls_with_the_data() -> None:
     assert [usual_decay(rows) for rows in (9_999, 10_000, 1_000_000, 1_000_001)] == [1e-3, 1e-4, 1e-4, 1e-5]
+
+
+def test_usual_weight_decay_goes_by_the_length_of_the_run_and_the_model(hints: Hints) -> None:
+    assert [usual_decay(50_000, epochs) for epochs in (19, 20, 100, 101, None)] == [
+        5e-5,
+        1e-4,
+        1e-4,
+        2e-4,
+        1e-4,
+    ]
+    assert usual_decay(50_000, attention=True) == pytest.approx(1e-5)
+    long = {"train_config.num_epochs": 200, f"{ADAM}.weight_decay": 3.0}
+    assert hints(long, rows=50_000)[0].endswith(
+        "3 is far from the usual 0.0002 for 50000 rows of data in 200 epochs"
+    )
+    by_steps = {"train_config.num_epochs": None, "train_config.num_steps": 9_000, f"{ADAM}.weight_decay": 3.0}
+    assert hints(by_steps, rows=50_000)[0].endswith("the usual 0.0001 for 50000 rows of data")
+
+
+NO_WARMUP = {"train_config.dense_optimizer.constant_learning_rate": {}, "data_config.batch_size": 500}
+DENSE = "train_config.dense_optimizer"
+
+
+def test_fine_tuning_wants_a_warmup_and_a_smaller_rate(hints: Hints) -> None:
+    tuned = {**NO_WARMUP, "train_config.fine_tune_checkpoint": "old"}
+    assert hints(tuned) == [
+        f"{DENSE}: no warm-up with a fine_tune_checkpoint; a warmup_size of 6% of the steps is usual, and a tenth "
+        "of the rate that it was trained with: large first steps undo what it learned"
+    ]
+    assert (
+        "6% of the steps (600 here) is usual"
+        in hints({**tuned, "train_config.num_epochs": None, "train_config.num_steps": 10_000})[0]
+    )
+    assert "6% of the steps (120 here) is usual" in hints(tuned, rows=1_000_000)[0]
+    assert hints({"train_config.fine_tune_checkpoint": "old", f"{ADAM}.lr": 1e-5}) == []
+    assert hints({f"{ADAM}.lr": 1e-5}) != []
+
+
+def test_a_large_batch_says_how_many_steps_a_warmup_is(hints: Hints) -> None:
+    no_warmup = {f"{DENSE}.constant_learning_rate": {}}
+    assert "15–20% of the steps (37–49 here) is usual" in hints(no_warmup, rows=1_000_000)[0]
+
+
+def test_self_attention_wants_a_warmup_and_less_decay() -> None:
+    config = load_with_locations(DATA / "multi_tower_din_taobao.config").message
+    encoder = config.model_config.feature_groups[0].sequence_encoders.add().self_attention_encoder
+    encoder.input, encoder.multihead_attn_dim = "click_seq", 16
+    edits = {**NO_WARMUP, "train_config.num_epochs": 30, f"{DENSE}.adam_optimizer.weight_decay": 1e-2}
+    said = [str(hint) for hint in check_config(edit_config(config, edits), rows=500_000).hints]
+    assert (
+        f"{DENSE}: no warm-up with self-attention; a warmup_size of 10% of the steps (3000 here) is usual, since early steps are the least stable"
+        in said
+    )
+    assert (
+        f"{DENSE}.adam_optimizer.weight_decay: 0.01 is far from the usual 1e-05 for 500000 rows of data in 30 epochs with self-attention"
+        in said
+    )
+
+
+USUAL_STEPS = "usual are a step_size of 2000–4000 steps and a gamma of 0.1–0.5"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps", "expected"),
+    [
+        ({"step_size": 3000, "gamma": 0.3}, 10_000, None),
+        ({"step_size": 100, "gamma": 0.98}, 10_000, None),
+        ({"step_size": 10_000, "gamma": 0.3}, 10_000, f".step_size: 10000 is not less than the 10000 steps of training, so the rate never falls; {USUAL_STEPS}"),
+        ({"step_size": 3, "gamma": 0.3, "by_epoch": True}, 10_000, None),
+        ({"step_size": 3000, "gamma": 0.01}, 10_000, f".gamma: 0.01 ends training at the first step down; {USUAL_STEPS}"),
+        ({"step_size": 200, "gamma": 0.5}, 10_000, f": the rate falls 50 times to 9e-16 of its start; {USUAL_STEPS}, or set min_learning_rate"),
+        ({"step_size": 200, "gamma": 0.5, "min_learning_rate": 1e-5}, 10_000, None),
+        ({"step_size": 200, "gamma": 1.0}, 10_000, None),
+    ],
+)  # fmt: skip
+def test_step_decay_that_falls_at_once_or_never(
+    hints: Hints, schedule: dict[str, object], steps: int, expected: str | None
+) -> None:
+    edits = {f"{DENSE}.step_decay_learning_rate": schedule, "data_config.batch_size": 500}
+    got = hints({**edits, "train_config.num_epochs": None, "train_config.num_steps": steps})
+    assert got == ([] if expected is None else [f"{DENSE}.step_decay_learning_rate{expected}"])
+
+
+def test_the_rules_of_thumb_are_on_their_pages() -> None:
+    """What the hints go by is what the pages say."""
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    optimizers, schedules = ((docs / name).read_text() for name in ("optimizers.md", "schedules.md"))
+    for low, high in {**thumb._USUAL_RATES, "sgd": thumb._SGD, "momentum": thumb._SGD_MOMENTUM}.values():
+        assert f"{low:g} … {high:g}" in optimizers
+    for factor in (
+        thumb.FINE_TUNING_RATE,
+        thumb.SHORT_RUN_DECAY,
+        thumb.LONG_RUN_DECAY,
+        thumb.ATTENTION_DECAY,
+    ):
+        assert f"× {factor:g}" in optimizers
+    for low, high in (
+        schedule_thumb.LARGE_BATCH_WARMUP,
+        schedule_thumb.ATTENTION_WARMUP,
+        schedule_thumb.FINE_TUNING_WARMUP,
+    ):
+        assert (f"{low:.0%}" if low == high else f"{low * 100:.0f}–{high:.0%}") in schedules
+    for low, high in (schedule_thumb.STEP_SIZES, schedule_thumb.STEP_GAMMAS):
+        assert f"{low:g}–{high:g}" in schedules
 
 
 def test_large_batches_want_a_warmup(hints: Hints) -> None:

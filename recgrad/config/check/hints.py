@@ -32,9 +32,13 @@ _SGD_MOMENTUM = (0.01, 0.1)
 _TOLERANCE = 3.0
 # A weight decay beyond this factor of the usual one is worth a word.
 _DECAY_TOLERANCE = 10.0
-_LARGE_BATCH = 1000
-# Schedules in whose message a warm-up cannot be seen: one of its stages, or a class of the user's own.
-_MAY_WARM_UP = ("SequenceLR", "CustomComponent")
+FINE_TUNING_RATE = 0.1
+"""What a rate is usually multiplied by in fine-tuning."""
+SHORT_RUN, LONG_RUN = 20, 100
+SHORT_RUN_DECAY, LONG_RUN_DECAY = 0.5, 2.0
+"""Epochs below and above which a run is short or long, and what the weight decay is multiplied by then."""
+ATTENTION_DECAY = 0.1
+"""What the weight decay is multiplied by in models with self-attention."""
 
 
 @CHECKS.register("hint: learning rate")
@@ -45,6 +49,8 @@ def hint_rate(context: Context) -> None:
         rate = shortest_float(getattr(node.message, "lr", 0.0))
         if usual is None or not 0 < rate < math.inf:
             continue
+        if context.config.train_config.fine_tune_checkpoint:
+            usual = (usual[0] * FINE_TUNING_RATE, usual[1])  # few lower it, and they may
         if usual[0] / _TOLERANCE <= rate <= usual[1] * _TOLERANCE:
             continue
         side = "below" if rate < usual[0] else "above"
@@ -57,44 +63,21 @@ def hint_rate(context: Context) -> None:
 
 @CHECKS.register("hint: weight decay")
 def hint_decay(context: Context) -> None:
-    """A weight decay far from what is usual for so many rows."""
+    """A weight decay far from what is usual for such data, such a run and such a model."""
     if context.rows is None:
         return
-    usual = usual_decay(context.rows)
+    epochs = context.config.train_config.num_epochs
+    attention = any(True for _ in context.of("SelfAttentionEncoder"))
+    usual = usual_decay(context.rows, epochs or None, attention=attention)
+    length = f" in {epochs} {'epoch' if epochs == 1 else 'epochs'}" if epochs else ""
+    run = f"{context.rows} rows of data{length}{' with self-attention' if attention else ''}"
     for _, node in optimizers(context):
         decay = getattr(node.message, "weight_decay", 0.0)
         if decay and not usual / _DECAY_TOLERANCE <= decay <= usual * _DECAY_TOLERANCE:
             context.hint(
                 node.at("weight_decay"),
-                f"{number(decay)} is far from the usual {usual:g} for {context.rows} rows of data",
+                f"{number(decay)} is far from the usual {usual:g} for {run}",
             )
-
-
-@CHECKS.register("hint: warm-up")
-def hint_warmup(context: Context) -> None:
-    """A large batch without a warm-up of the dense rate."""
-    train, data = context.config.train_config, context.config.data_config
-    if not context.config.HasField("data_config") or not train.HasField("dense_optimizer"):
-        return
-    own = data.batch_size * max(1, train.gradient_accumulation_steps)
-    size = own * (context.ranks or 1)
-    if size <= _LARGE_BATCH:
-        return
-    dense = Node("train_config.dense_optimizer", train.dense_optimizer)
-    optimizer = context.chosen(dense, "optimizer")
-    if optimizer is None or getattr(optimizer.message, "warmup_steps", None):
-        return
-    schedule = context.chosen(dense, "learning_rate")
-    if schedule is not None and (_warms_up(schedule) or schedule.kind in _MAY_WARM_UP):
-        return
-    rows = f"{size} rows per process" if context.ranks is None else f"{size} rows"
-    if size > own:
-        rows += f" ({context.ranks} processes of {own})"
-    context.hint(
-        dense.path,
-        f"no warm-up with a batch of {rows}; above {_LARGE_BATCH} a warmup_size of 15–20% of the "
-        "steps is usual, since early steps are the least stable",
-    )
 
 
 @CHECKS.register("hint: BF16")
@@ -151,11 +134,14 @@ def hint_unused(context: Context) -> None:
         context.hint(unused[0].node.path, what)
 
 
-def usual_decay(rows: int) -> float:
-    """The weight decay that is usual for so many rows of data."""
-    if rows < 10_000:
-        return 1e-3
-    return 1e-4 if rows <= 1_000_000 else 1e-5
+def usual_decay(rows: int, epochs: int | None = None, *, attention: bool = False) -> float:
+    """The weight decay that is usual for so many rows of data, gone through so often."""
+    decay = 1e-3 if rows < 10_000 else 1e-4 if rows <= 1_000_000 else 1e-5
+    if epochs is not None and epochs < SHORT_RUN:
+        decay *= SHORT_RUN_DECAY
+    elif epochs is not None and epochs > LONG_RUN:
+        decay *= LONG_RUN_DECAY
+    return decay * (ATTENTION_DECAY if attention else 1.0)
 
 
 def _usual_rate(name: str, node: Node) -> tuple[float, float] | None:
@@ -164,13 +150,6 @@ def _usual_rate(name: str, node: Node) -> tuple[float, float] | None:
     if name == "adam_optimizer" and node.kind.startswith("Fused"):
         return _SPARSE_ADAM
     return _USUAL_RATES.get(name)
-
-
-def _warms_up(schedule: Node) -> bool:
-    message = schedule.message
-    if schedule.kind == "OneCycleLR":
-        return True
-    return bool(getattr(message, "warmup_size", 0) or getattr(message, "warmup", False))
 
 
 def _features_read(node: Node) -> list[str]:
