@@ -3,34 +3,69 @@
     import recgrad
     result = recgrad.train("deepfm.config", model_dir="out")
 
-`train`, `evaluate`, `predict` and `load_config` are imported when they are first used, so
-that importing the package costs nothing and changes nothing.
+What stands here is imported when it is first used, so that importing the package costs nothing and
+changes nothing. docs/api.md has the whole of it on one page.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from recgrad.lazy import lazy_names
 from recgrad.version import __version__
 
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "PipelineConfig",
+    "RecgradError",
+    "TrainResult",
+    "__version__",
+    "check_config",
+    "config",
+    "data",
+    "edit_config",
+    "evaluate",
+    "load_config",
+    "losses",
+    "metrics",
+    "models",
+    "optim",
+    "predict",
+    "save_config",
+    "train",
+    "write_report",
+]
+
 if TYPE_CHECKING:
-    from recgrad.config import load_config
+    from recgrad import config, data, losses, metrics, models, optim
+    from recgrad.config import PipelineConfig, check_config, edit_config, load_config, save_config
+    from recgrad.errors import CheckpointError, ConfigError, DataError, RecgradError
     from recgrad.export.predict import predict
+    from recgrad.export.report import write_report
     from recgrad.training.run import TrainResult, evaluate, train
-
-__all__ = ["TrainResult", "__version__", "evaluate", "load_config", "predict", "train"]
-
-_HOMES = {
-    "TrainResult": "recgrad.training.run",
-    "evaluate": "recgrad.training.run",
-    "load_config": "recgrad.config",
-    "predict": "recgrad.export.predict",
-    "train": "recgrad.training.run",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'recgrad' has no attribute '{name}'")
-    return getattr(import_module(_HOMES[name]), name)
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        __all__,
+        {
+            **{
+                name: f"recgrad.{name}" for name in ("config", "data", "losses", "metrics", "models", "optim")
+            },
+            "CheckpointError": "recgrad.errors",
+            "ConfigError": "recgrad.errors",
+            "DataError": "recgrad.errors",
+            "PipelineConfig": "recgrad.config",
+            "RecgradError": "recgrad.errors",
+            "TrainResult": "recgrad.training.run",
+            "check_config": "recgrad.config",
+            "edit_config": "recgrad.config",
+            "evaluate": "recgrad.training.run",
+            "load_config": "recgrad.config",
+            "predict": "recgrad.export.predict",
+            "save_config": "recgrad.config",
+            "train": "recgrad.training.run",
+            "write_report": "recgrad.export.report",
+        },
+    )

@@ -103,6 +103,14 @@ def test_the_pretrained_embeddings_of_the_page_are_trained_from(
 
 def test_no_page_is_forgotten() -> None:
     """The rest is run by tests/optim, tests/models and the files beside this one."""
-    elsewhere = {"optimizers.md", "schedules.md", "models.md", "moving.md", "extending.md", "start.md"}
+    elsewhere = {
+        "api.md",
+        "optimizers.md",
+        "schedules.md",
+        "models.md",
+        "moving.md",
+        "extending.md",
+        "start.md",
+    }
     here = {name.removeprefix("test_") + ".md" for name in globals() if name.startswith("test_")}
     assert {page.name for page in DOCS.glob("*.md") if blocks(page.name)} <= here | elsewhere

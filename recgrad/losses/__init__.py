@@ -1,4 +1,4 @@
-"""Losses by config name: `build_loss(config)` makes one, `LOSSES` lists them."""
+"""Losses: the classes, and by config name: `build_loss(config)` makes one, `LOSSES` lists them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,43 @@ from typing import TYPE_CHECKING
 
 from recgrad.config.messages import chosen, to_kwargs
 from recgrad.errors import ConfigError
+from recgrad.lazy import lazy_names
 from recgrad.losses.base import Loss
 from recgrad.registry import Registry
 
 if TYPE_CHECKING:
     from recgrad.config.proto.loss_pb2 import LossConfig
+    from recgrad.losses.binary_cross_entropy import BinaryCrossEntropy
+    from recgrad.losses.binary_focal_loss import BinaryFocalLoss
+    from recgrad.losses.jrc_loss import JRCLoss
+    from recgrad.losses.l2_loss import L2Loss
+    from recgrad.losses.softmax_cross_entropy import SoftmaxCrossEntropy
 
 LOSSES: Registry[type[Loss]] = Registry("loss", "recgrad.losses")
 
-__all__ = ["LOSSES", "Loss", "build_loss"]
+__all__ = [
+    "LOSSES",
+    "BinaryCrossEntropy",
+    "BinaryFocalLoss",
+    "JRCLoss",
+    "L2Loss",
+    "Loss",
+    "SoftmaxCrossEntropy",
+    "build_loss",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        __all__,
+        {
+            "BinaryCrossEntropy": "recgrad.losses.binary_cross_entropy",
+            "BinaryFocalLoss": "recgrad.losses.binary_focal_loss",
+            "JRCLoss": "recgrad.losses.jrc_loss",
+            "L2Loss": "recgrad.losses.l2_loss",
+            "SoftmaxCrossEntropy": "recgrad.losses.softmax_cross_entropy",
+        },
+    )
 
 
 def build_loss(config: LossConfig) -> Loss:

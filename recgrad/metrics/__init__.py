@@ -8,51 +8,69 @@ those that a run builds compute the same, and spare it the import of torchmetric
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
 from recgrad.config.messages import chosen, to_kwargs
 from recgrad.errors import ConfigError
+from recgrad.lazy import lazy_names
 from recgrad.registry import Registry
 
 if TYPE_CHECKING:
     from recgrad.config.proto.metric_pb2 import MetricConfig, TrainMetricConfig
-    from recgrad.metrics.base import Metric
+    from recgrad.metrics.accuracy import Accuracy
+    from recgrad.metrics.auc import AUC
+    from recgrad.metrics.base import Metric, UndefinedMetricWarning
+    from recgrad.metrics.calibration import Calibration
+    from recgrad.metrics.comparison import Comparison, compare
+    from recgrad.metrics.decay import Decayed
+    from recgrad.metrics.decay_auc import DecayAUC
+    from recgrad.metrics.grouped_auc import GroupedAUC
+    from recgrad.metrics.grouped_xauc import GroupedXAUC
+    from recgrad.metrics.hit_rate_at_k import HitRateAtK
+    from recgrad.metrics.log_loss import LogLoss
+    from recgrad.metrics.mean_absolute_error import MeanAbsoluteError
+    from recgrad.metrics.mean_squared_error import MeanSquaredError
+    from recgrad.metrics.mrr import MRR
+    from recgrad.metrics.multiclass_auc import MulticlassAUC
+    from recgrad.metrics.ndcg_at_k import NDCGAtK
+    from recgrad.metrics.normalized_entropy import NormalizedEntropy
+    from recgrad.metrics.recall_at_k import RecallAtK
+    from recgrad.metrics.xauc import XAUC
 
 METRICS: Registry[type[Metric]] = Registry("metric", "recgrad.metrics")
 TRAIN_METRICS: Registry[type[Metric]] = Registry("train metric", "recgrad.metrics")
 
-_HOMES = {
-    "AUC": "auc",
-    "Accuracy": "accuracy",
-    "Calibration": "calibration",
-    "Comparison": "comparison",
-    "DecayAUC": "decay_auc",
-    "Decayed": "decay",
-    "GroupedAUC": "grouped_auc",
-    "GroupedXAUC": "grouped_xauc",
-    "HitRateAtK": "hit_rate_at_k",
-    "LogLoss": "log_loss",
-    "MRR": "mrr",
-    "MeanAbsoluteError": "mean_absolute_error",
-    "MeanSquaredError": "mean_squared_error",
-    "MulticlassAUC": "multiclass_auc",
-    "NDCGAtK": "ndcg_at_k",
-    "NormalizedEntropy": "normalized_entropy",
-    "RecallAtK": "recall_at_k",
-    "UndefinedMetricWarning": "base",
-    "XAUC": "xauc",
-    "compare": "comparison",
-}
+__all__ = [
+    "AUC",
+    "Accuracy",
+    "Calibration",
+    "Comparison",
+    "DecayAUC",
+    "Decayed",
+    "GroupedAUC",
+    "GroupedXAUC",
+    "HitRateAtK",
+    "LogLoss",
+    "METRICS",
+    "MRR",
+    "MeanAbsoluteError",
+    "MeanSquaredError",
+    "MulticlassAUC",
+    "NDCGAtK",
+    "NormalizedEntropy",
+    "RecallAtK",
+    "TRAIN_METRICS",
+    "UndefinedMetricWarning",
+    "XAUC",
+    "build_metric",
+    "build_train_metric",
+    "compare",
+]
 
-__all__ = ["METRICS", "TRAIN_METRICS", "build_metric", "build_train_metric", *_HOMES]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+def _as_torchmetrics(found: Any) -> Any:
+    """The metrics as `torchmetrics.Metric`s; what is none stays as it is."""
     from recgrad.metrics.base import Metric
 
     if isinstance(found, type) and issubclass(found, Metric):
@@ -60,6 +78,36 @@ def __getattr__(name: str) -> Any:
 
         return torch_metric(found)
     return found
+
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        __all__,
+        {
+            "AUC": "recgrad.metrics.auc",
+            "Accuracy": "recgrad.metrics.accuracy",
+            "Calibration": "recgrad.metrics.calibration",
+            "Comparison": "recgrad.metrics.comparison",
+            "DecayAUC": "recgrad.metrics.decay_auc",
+            "Decayed": "recgrad.metrics.decay",
+            "GroupedAUC": "recgrad.metrics.grouped_auc",
+            "GroupedXAUC": "recgrad.metrics.grouped_xauc",
+            "HitRateAtK": "recgrad.metrics.hit_rate_at_k",
+            "LogLoss": "recgrad.metrics.log_loss",
+            "MRR": "recgrad.metrics.mrr",
+            "MeanAbsoluteError": "recgrad.metrics.mean_absolute_error",
+            "MeanSquaredError": "recgrad.metrics.mean_squared_error",
+            "MulticlassAUC": "recgrad.metrics.multiclass_auc",
+            "NDCGAtK": "recgrad.metrics.ndcg_at_k",
+            "NormalizedEntropy": "recgrad.metrics.normalized_entropy",
+            "RecallAtK": "recgrad.metrics.recall_at_k",
+            "UndefinedMetricWarning": "recgrad.metrics.base",
+            "XAUC": "recgrad.metrics.xauc",
+            "compare": "recgrad.metrics.comparison",
+        },
+        _as_torchmetrics,
+    )
 
 
 def build_metric(config: MetricConfig, *, num_class: int = 1) -> Metric:
