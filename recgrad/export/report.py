@@ -16,7 +16,7 @@ from recgrad.config import load_config, load_with_locations
 from recgrad.config.class_paths import refuse_custom_code
 from recgrad.data.loader import build_loader
 from recgrad.errors import RecgradError, whole_path
-from recgrad.export import report_plots
+from recgrad.export import report_plots, report_summary
 from recgrad.export.diagnostics import auc_by_group_size, calibration_curve
 from recgrad.metrics.pairs import Floats, Ints
 from recgrad.training.checkpoint.staging import write_file_atomically
@@ -27,24 +27,33 @@ from recgrad.training.runtime import subnormals_flushed
 from recgrad.version import __version__
 
 MAX_DIAGNOSED_ROWS = 2_000_000
+REMEDY = """<p>The weights of the best step are better than the last. Keep them with
+export_config { exporter_type: "best" }, end earlier with train_config.early_stopping, or hold the model back
+with weight decay, dropout or a smaller rate.</p>"""
 
 CSS = """
-:root { color-scheme: light dark; --ink: #1c2733; --paper: #fff; --line: #dfe4ea; --soft: #66737f; }
+:root { color-scheme: light dark; --ink: #1c2733; --paper: #fff; --line: #dfe4ea; --soft: #66737f;
+        --warn: #9a5b00; }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #dbe2ea; --paper: #15191e; --line: #303841; --soft: #94a1ad; }
+  :root { --ink: #dbe2ea; --paper: #15191e; --line: #303841; --soft: #94a1ad; --warn: #e0a64a; }
   svg { filter: invert(0.88) hue-rotate(180deg); }
 }
+* { box-sizing: border-box; }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-       max-width: 84rem; margin: 2rem auto; padding: 0 1.5rem; }
-h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin: 0 0 .5rem; }
+       max-width: 84rem; margin: 2rem auto; padding: 0 clamp(.75rem, 3vw, 1.5rem); }
+h1 { font-size: 1.5rem; margin-bottom: 0; overflow-wrap: anywhere; }
+h2 { font-size: 1.1rem; margin: 0 0 .5rem; overflow-wrap: anywhere; }
 .soft { color: var(--soft); } .grid section { margin: 0; }
+.warn { border-left: 4px solid var(--warn); }
 .grid { display: grid; gap: 1.5rem; margin: 1.5rem 0;
-       grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); }
-section { margin-top: 1.5rem; border: 1px solid var(--line); border-radius: 8px; padding: 1rem 1.2rem;
-          overflow: auto; }
-svg { width: 100%; height: auto; } table { border-collapse: collapse; width: 100%; }
-td, th { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line); }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
+       grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); }
+section { margin-top: 1.5rem; border: 1px solid var(--line); border-radius: 8px;
+          padding: 1rem clamp(.7rem, 3vw, 1.2rem); min-width: 0; overflow-x: auto; }
+svg { width: 100%; height: auto; display: block; } table { border-collapse: collapse; width: 100%; }
+td, th { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0;
+         border-bottom: 1px solid var(--line); }
+td { overflow-wrap: anywhere; } td:last-child, th:last-child { padding-right: 0; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 pre { overflow: auto; font-size: 13px; max-height: 40rem; } summary { cursor: pointer; }
 """
 
@@ -97,12 +106,35 @@ def render(folder: Path, events: Sequence[Mapping[str, Any]], device: torch.devi
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>{CSS}</style></head><body>
 <h1>{html.escape(str(folder))}</h1>
 <p class="soft">{extent}, Recgrad {__version__}</p>
-<section><h2>Last evaluation</h2>{_metrics_table(evaluations)}</section>
+<div class="grid"><section><h2>Run</h2>{_facts(folder, events)}</section>
+<section><h2>{_evaluation_title(evaluations)}</h2>{_metrics_table(evaluations)}</section></div>
+{_overfitting(steps, evaluations)}
 <div class="grid">{grid}</div>
 <section><h2>Environment</h2>{_environment(events)}</section>
 <section><details><summary>Config</summary><pre>{config_text}</pre></details></section>
 </body></html>
 """
+
+
+def _facts(folder: Path, events: Sequence[Mapping[str, Any]]) -> str:
+    try:
+        config = load_config(folder / CONFIG_FILE)
+    except RecgradError as error:
+        return f"<p>{html.escape(str(error))}</p>"
+    return _table(report_summary.facts(config, events), numbers=False)
+
+
+def _evaluation_title(evaluations: Sequence[Mapping[str, Any]]) -> str:
+    found = report_summary.told(evaluations)
+    return "Last evaluation" if found is None or found.best is None else "Last and best evaluation"
+
+
+def _overfitting(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> str:
+    """A word where the evaluation gets worse while the training loss falls."""
+    said = "".join(f"<li>{html.escape(x)}</li>" for x in report_summary.overfitting(steps, evaluations))
+    if not said:
+        return ""
+    return f'<section class="warn"><h2>The model has begun to overfit</h2><ul>{said}</ul>{REMEDY}</section>'
 
 
 def _curve_sections(
@@ -218,18 +250,28 @@ def _column(events: Sequence[Mapping[str, Any]], field: str) -> tuple[list[int],
 
 
 def _metrics_table(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    if not evaluations:
+    found = report_summary.told(evaluations)
+    if found is None:
         return "<p>No evaluation was logged.</p>"
-    metrics = evaluations[-1]["metrics"]
-    return _table(
-        (name, "undefined" if metrics[name] is None else f"{metrics[name]:.6f}") for name in sorted(metrics)
+    shown = [("last", found.last)] + ([] if found.best is None else [("best", found.best)])
+    head = "".join(f'<th class="number">{word}, step {event["step"]:,}</th>' for word, event in shown)
+    rows = "".join(
+        f"<tr><th>{html.escape(name)}</th>{''.join(_value(event, name) for _, event in shown)}</tr>"
+        for name in sorted(found.last["metrics"])
     )
+    by = f'<p class="soft">Best by {html.escape(found.decided_by)}.</p>' if found.best is not None else ""
+    return f"<table><tr><th></th>{head}</tr>{rows}</table>{by}"
 
 
-def _table(rows: Iterable[tuple[str, str]]) -> str:
+def _value(event: Mapping[str, Any], name: str) -> str:
+    value = event["metrics"].get(name)
+    return f'<td class="number">{"undefined" if value is None else format(value, ".6f")}</td>'
+
+
+def _table(rows: Iterable[tuple[str, str]], *, numbers: bool = True) -> str:
+    kind = ' class="number"' if numbers else ""
     cells = "".join(
-        f'<tr><th>{html.escape(name)}</th><td class="number">{html.escape(value)}</td></tr>'
-        for name, value in rows
+        f"<tr><th>{html.escape(name)}</th><td{kind}>{html.escape(value)}</td></tr>" for name, value in rows
     )
     return f"<table>{cells}</table>"
 

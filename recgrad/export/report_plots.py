@@ -26,13 +26,17 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw(paint: Callable[[Any], None], *, height: float = 2.6) -> str:
+MARKED = 20
+"""Up to so many points of a line each has a marker: a line alone hides how few they are."""
+
+
+def draw(paint: Callable[[Any], None], *, height: float = 2.2) -> str:
     """An SVG element with one set of axes that `paint` fills."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(6.2, height))
+        figure = Figure(figsize=(5.0, height))  # as wide as a phone, so that text keeps its size there
         FigureCanvasSVG(figure)
         paint(figure.add_subplot())
         buffer = io.StringIO()
@@ -42,11 +46,11 @@ def draw(paint: Callable[[Any], None], *, height: float = 2.6) -> str:
 
 
 def curves(series: Series, *, y_label: str, log: bool = False) -> str:
-    """Lines over the step, one for each name; points where a line has one value only."""
+    """Lines over the step, one for each name; with markers where there are few points."""
 
     def paint(axes: Any) -> None:
         for name, (steps, values) in series.items():
-            axes.plot(steps, values, label=name, marker="o" if len(steps) < 3 else None, markersize=4)
+            axes.plot(steps, values, label=name, marker="o" if len(steps) <= MARKED else None, markersize=3.5)
         axes.set_xlabel("step")
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axes.set_ylabel(y_label)
@@ -69,7 +73,7 @@ def calibration(curve: Calibration) -> str:
         axes.set_ylabel("observed rate")
         axes.legend(fontsize=8, frameon=False)
 
-    return draw(paint, height=3.2)
+    return draw(paint, height=2.8)
 
 
 def group_sizes(sizes: GroupSizes) -> str:
@@ -83,4 +87,4 @@ def group_sizes(sizes: GroupSizes) -> str:
         axes.set_xlabel("rows of a group (number of groups above the bars)")
         axes.set_ylabel("mean AUC inside groups")
 
-    return draw(paint, height=3.2)
+    return draw(paint, height=2.8)

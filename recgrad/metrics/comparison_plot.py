@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 COLORS = {"A": "#3b6fb6", "B": "#d1682a", None: "#6b7280"}
 INK = "#1f2937"
+MOST_TICKS = 6
 
 
 def write_plot(comparison: Comparison, path: str | Path) -> None:
@@ -71,7 +73,26 @@ def _interval(axes: Any, difference: Difference, confidence: float) -> None:
         axes.spines[side].set_visible(False)
 
 
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers in low … high for a logarithmic axis, as many as have room: at most MOST_TICKS."""
+    for digits in ((1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        found = [float(f"{digit}e{decade}") for decade in decades for digit in digits]
+        inside = [value for value in found if low <= value <= high]
+        if len(inside) <= MOST_TICKS:
+            break
+    if len(inside) > MOST_TICKS:  # many decades: every second, third …
+        inside = inside[:: -(-len(inside) // MOST_TICKS)]
+    digits_needed = 2
+    while len(inside) < 2 and digits_needed < 9:  # a narrow range: its ends
+        inside = sorted({float(f"{end:.{digits_needed}g}") for end in (low, high)})
+        digits_needed += 1
+    return inside
+
+
 def _calibration(axes: Any, comparison: Comparison) -> None:
+    from matplotlib.ticker import NullLocator
+
     values = [value for points in comparison.reliability.values() for value in points.ravel() if value > 0]
     low, high = (min(values) / 1.3, min(1.0, max(values) * 1.3)) if values else (1e-3, 1.0)
     axes.plot([low, high], [low, high], color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
@@ -79,6 +100,11 @@ def _calibration(axes: Any, comparison: Comparison) -> None:
         shown = points[points[:, 1] > 0]
         axes.plot(shown[:, 0], shown[:, 1], "o-", color=COLORS[name], markersize=4, linewidth=1.5, label=name)
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+    marks = ticks(low, high)
+    for axis in (axes.xaxis, axes.yaxis):
+        # By itself a logarithmic axis of less than a decade labels every digit, one over the other.
+        axis.set_ticks(marks, labels=[f"{mark:.8g}" for mark in marks])
+        axis.set_minor_locator(NullLocator())
     axes.set_xlabel("mean prediction of a tenth of the rows", fontsize=8, color=INK)
     axes.set_ylabel("share of positives", fontsize=8, color=INK)
     axes.set_title("calibration", loc="left", fontsize=10, color=INK)

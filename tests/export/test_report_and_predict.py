@@ -276,6 +276,46 @@ def test_a_report_tells_where_the_run_was_made(model_dir: Path) -> None:
     assert "<th>torch</th>" in page
 
 
+def test_a_report_tells_of_the_run_and_its_best_step(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], model_dir: Path
+) -> None:
+    _, result, _ = trained
+    page = write_report(model_dir).read_text()
+    assert f"last, step {result.step}" in page
+    assert f"best, step {result.best_step}" in page
+    assert f"Best by {result.best_metric}." in page
+    assert f"{result.best_metrics['auc']:.6f}" in page
+    rows = dict(re.findall(r"<tr><th>([^<]*)</th><td>([^<]*)</td></tr>", page))
+    assert rows.keys() >= {"date", "duration"}
+    assert rows["trained on"].endswith("train.parquet, 6,000 rows")
+    assert re.fullmatch(
+        r"deepfm, [\d,]+ dense weights, [\d,]+ values in \d+ tables of [\d,]+ rows", rows["model"]
+    )
+    assert "begun to overfit" not in page
+    events = [json.loads(line) for line in (model_dir / "events.jsonl").read_text().splitlines()]
+    worse = [
+        {"kind": "eval", "step": 10**6, "time": events[-1]["time"], "metrics": {"log_loss": 9.0}},
+        {
+            **[event for event in events if event["kind"] == "train"][-1],
+            "step": 10**6,
+            "losses": {"total": 0.0},
+        },
+    ]
+    (model_dir / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*events, *worse]))
+    page = write_report(model_dir).read_text()
+    assert "begun to overfit" in page
+    assert "log_loss of the evaluation rose from" in page
+
+
+@pytest.mark.parametrize(("points", "marked"), [(2, True), (12, True), (20, True), (21, False)])
+def test_few_points_have_markers(points: int, marked: bool) -> None:
+    steps = list(range(points))
+    svg = report_plots.curves({"auc": (steps, [0.1 * step for step in steps])}, y_label="auc")
+    line = svg[svg.index('id="line2d_') :]
+    drawn = max(len(re.findall(r"<use ", part)) for part in line.split('<g id="'))
+    assert (drawn >= points) == marked
+
+
 def test_curves_over_few_steps_have_whole_steps_on_their_axis() -> None:
     svg = report_plots.curves({"loss": ([1], [0.5])}, y_label="loss")
     marks = re.findall(r"text-anchor: middle[^>]*>([^<]+)</text>", svg)
@@ -311,7 +351,49 @@ def test_a_browser_shows_the_report(
     assert done.returncode == 0
     # What the browser has parsed, not what was written: pictures are elements, text is in place.
     assert done.stdout.count("<svg") >= 6
-    assert "Last evaluation" in done.stdout
+    assert "Last and best evaluation" in done.stdout
+
+
+MEASURE = """<html><body style="margin:0">
+<iframe id="phone" src="report.html" style="width:390px;height:844px;border:0"></iframe><script>
+document.getElementById("phone").onload = function () {
+  const page = this.contentDocument, all = names => Array.from(page.querySelectorAll(names));
+  const right = Math.max(...all("section, h1, svg, table").map(e => e.getBoundingClientRect().right));
+  const hidden = Math.max(...all("section").map(e => e.scrollWidth - e.clientWidth));
+  const width = page.documentElement.scrollWidth;
+  document.body.append(`width ${width} right ${Math.ceil(right)} hidden ${hidden} end`);
+};
+</script></body></html>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Debian's chromium")
+def test_the_report_fits_a_phone(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
+) -> None:
+    """In a frame of 390 px, since a headless window has a least width of its own."""
+    write_report(trained[1].model_dir, tmp_path / "report.html")
+    page = tmp_path / "phone.html"
+    page.write_text(MEASURE)
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--allow-file-access-from-files",
+    ]
+    flags += ["--disable-background-networking", "--virtual-time-budget=10000"]
+    done = subprocess.run(
+        [str(BROWSER), *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    found = re.search(r"width (\d+) right (\d+) hidden (\d+) end", done.stdout)
+    assert found is not None, done.stdout[-500:]
+    width, right, hidden = map(int, found.groups())
+    assert width <= 390
+    assert right <= 390
+    assert hidden == 0  # nothing to be scrolled to inside a card
 
 
 def test_classes_become_columns_of_a_csv_file() -> None:

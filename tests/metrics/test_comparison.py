@@ -1,11 +1,15 @@
 """Comparison of two models: DeLong and bootstrap against slow references and known truths."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from recgrad.errors import RecgradError
-from recgrad.metrics import GroupedAUC, compare
+from recgrad.metrics import GroupedAUC, compare, comparison_plot
 
 
 def models(rows: int, seed: int, noise_a: float, noise_b: float, users: int = 0):
@@ -128,6 +132,25 @@ def test_seeds_and_groups_by_name():
     )
     assert compare(labels, a, b, user, seed=1).to_dict() == first
     assert compare(labels, a, b, user, seed=2).to_dict() != first
+
+
+@pytest.mark.parametrize("low", [0.2999, 0.28, 0.2, 0.05, 1e-3, 1e-7])
+def test_marks_of_the_calibration_do_not_overlap(low):
+    rng = np.random.default_rng(3)
+    rates = np.exp(rng.uniform(np.log(low), np.log(0.3), 5_000))
+    labels = (rng.random(5_000) < rates).astype(float)
+    comparison = compare(labels, rates, np.clip(rates * 1.1, 0, 0.999), num_resamples=100)
+    figure = Figure(figsize=(11, 3.9), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subfigures(1, 2, width_ratios=(1.75, 1))[1].subplots()
+    comparison_plot._calibration(axes, comparison)
+    figure.canvas.draw()
+    for axis, side in ((axes.xaxis, "x"), (axes.yaxis, "y")):
+        labels = [label for label in axis.get_ticklabels(which="both") if label.get_text()]
+        spans = sorted(getattr(label.get_window_extent(), f"interval{side}").tolist() for label in labels)
+        assert len(spans) >= 2
+        assert len({label.get_text() for label in labels}) == len(labels)
+        assert all(left[1] < right[0] for left, right in itertools.pairwise(spans)), spans
 
 
 def test_plot_is_a_picture(tmp_path):

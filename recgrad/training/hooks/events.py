@@ -19,6 +19,7 @@ from recgrad.training.checkpoint.staging import write_file_atomically
 from recgrad.training.hooks.base import StepReport
 from recgrad.training.hooks.log import LogRecord, writing_to
 from recgrad.training.machine import describe_machine
+from recgrad.training.size import describe_run
 from recgrad.training.trainer import Trainer
 
 EVENTS_FILE = "events.jsonl"
@@ -43,8 +44,9 @@ class EventLog:
         self._evaluations = _open_after(
             self.model_dir / EVALUATIONS_FILE, lambda line: line.get("global_step", 0) <= evaluated
         )
-        machine = describe_machine(trainer.processes)
-        self._write({"kind": "start", "step": step, "time": time.time(), "machine": dict(machine)})
+        machine, run = describe_machine(trainer.processes), describe_run(trainer)
+        start = {"kind": "start", "step": step, "time": time.time()}
+        self._write(start | {"machine": dict(machine), "run": dict(run)})
 
     def step(self, trainer: Trainer, report: StepReport) -> None:
         """Steps are not logged one by one."""
