@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ class BadRowTally:
     """Counts skipped rows over an epoch and stops when there are too many.
 
     Args:
-        max_ratio: the largest share of bad rows.
+        max_ratio: the largest share of bad rows, taken as the decimal number that it is written as.
         rows: rows seen before, when an epoch goes on.
         bad: bad rows among them.
     """
@@ -98,6 +99,7 @@ class BadRowTally:
         self.max_ratio = max_ratio
         self.rows = rows
         self.bad = bad
+        self._limit = Fraction(repr(max_ratio))  # 0.29 · 100 is less than 29 in floats
         self._counts: Counter[str] = Counter()
 
     def add(self, rows: int, bad: int) -> None:
@@ -116,7 +118,7 @@ class BadRowTally:
 
     def check(self) -> None:
         """Raise a DataError when the share of bad rows is too large."""
-        if self.bad > self.max_ratio * self.rows:
+        if self.bad > self._limit * self.rows:
             kinds = "; ".join(f"{count} × {kind}" for kind, count in self._counts.most_common(5))
             raise DataError(
                 f"data: {self.bad} of {self.rows} rows are bad, more than data_config.max_bad_row_ratio "

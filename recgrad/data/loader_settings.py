@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from recgrad.config.messages import shortest_float
 from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.position import RANKS
 from recgrad.errors import ConfigError, Problem
@@ -100,7 +101,7 @@ def resolve_settings(
         threads=workers * max(1, data.fg_threads),
         in_order=data.in_order,
         skip_bad=data.on_bad_row == DataConfig.SKIP,
-        max_bad_row_ratio=data.max_bad_row_ratio,
+        max_bad_row_ratio=shortest_float(data.max_bad_row_ratio),
         mask_probability=data.sample_mask_prob if training else 0.0,
         cost=cost,
         pin=data.pin_memory and pin,

@@ -398,3 +398,16 @@ def test_a_batch_of_bad_rows_alone_is_passed_over(write_rows, open_loader):
     assert min(sizes) > 1
     ranks = [[b.size for b in open_loader(path, text, rank=r, world_size=2).epoch()] for r in range(2)]
     assert [len(sizes) for sizes in ranks] == [4, 4]
+
+
+@pytest.mark.parametrize(("ratio", "bad", "rows"), [("0.01", 30, 3000), ("0.29", 29, 100), ("0.07", 7, 100)])
+def test_exactly_the_largest_share_of_bad_rows_passes(write_rows, open_loader, ratio, bad, rows):
+    cats = np.arange(rows) % 100
+    cats[:bad] = 123
+    text = f"batch_size: 50 num_workers: 1 on_bad_row: SKIP max_bad_row_ratio: {ratio}"
+    loader = open_loader(write_rows([rows], cat=pa.array(cats)), text)
+    assert sum(batch.size for batch in loader.epoch()) == rows - bad
+    cats[bad] = 123
+    loader = open_loader(write_rows([rows], cat=pa.array(cats)), text)
+    with pytest.raises(DataError, match=f"{bad + 1} of {rows} rows are bad, more than .* {ratio} "):
+        list(loader.epoch())

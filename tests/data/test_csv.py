@@ -69,14 +69,14 @@ def test_names_and_types_from_the_config(tmp_path: Path):
     assert [str(kind) for kind in reader.schemas[0].types] == ["int32", "int64", "string"]
 
 
-FIELDS = st.text(st.characters(codec="utf-8", exclude_characters="\r\x00"), max_size=12)
+FIELDS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
 
 
 @given(
     rows=st.lists(st.tuples(FIELDS, FIELDS, st.integers(-(2**40), 2**40)), min_size=1, max_size=60),
     zipped=st.booleans(),
     members=st.integers(1, 3),
-    ending=st.sampled_from(["\n", "\r\n"]),
+    ending=st.sampled_from(["\n", "\r\n", "\r"]),
     bom=st.booleans(),
     last=st.booleans(),
     gaps=st.booleans(),
@@ -246,3 +246,54 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path):
     (tmp_path / "a.csv").write_text("x\n123456789\n")
     with pytest.raises(DataError, match=r"^data: a\.csv changed while it was read \(1 rows where 2 were\)"):
         read_all(reader)
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_lines_may_end_with_a_return_alone(tmp_path: Path, header: bool):
+    lines = (["x,y"] if header else []) + [f"{i},t{i}" for i in range(60)]
+    (tmp_path / "a.csv").write_bytes("\r".join(lines).encode())
+    text = f"with_header: {str(header).lower()} input_fields_str: 'x:INT64;y:STRING'"
+    reader = CsvReader(str(tmp_path / "a.csv"), config(text))
+    assert read_all(reader)["x"].to_pylist() == list(range(60))
+    assert len(reader.fragments) > 1
+
+
+def test_a_return_inside_a_line_ends_it(tmp_path: Path):
+    (tmp_path / "a.csv").write_bytes(b"x,y\n1,a\rb\n2,c\n")
+    reader = CsvReader(
+        str(tmp_path / "a.csv"), config("with_header: true input_fields_str: 'x:INT64;y:STRING'")
+    )
+    (block,) = (block for item in reader.fragments for block in reader.read(item, ["x", "y"]))
+    assert block.table.to_pydict() == {"x": [1, None, 2], "y": ["a", None, "c"]}
+    (bad,) = block.bad
+    assert (bad.row, bad.reason) == (1, "the line has 1 fields where 2 are expected: {value}")
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(
+    ("encoding", "found"),
+    [
+        ("utf-16", "is UTF-16; save it as UTF-8"),
+        (
+            "utf-16-be",
+            "is not UTF-8 but perhaps UTF-16 (it has bytes of 0 among its first letters); save it as UTF-8",
+        ),
+        ("utf-32", "is UTF-32; save it as UTF-8"),
+    ],
+)
+def test_wide_text_is_refused(tmp_path: Path, encoding: str, found: str, zipped: bool):
+    name = "a.csv.gz" if zipped else "a.csv"
+    data = "x,prénom\n1,é\n".encode(encoding)
+    (tmp_path / name).write_bytes(gzip.compress(data) if zipped else data)
+    with pytest.raises(DataError) as error:
+        CsvReader(str(tmp_path / name), config())
+    assert str(error.value) == f"data: {name} {found}"
+
+
+def test_a_header_that_is_not_utf8_is_refused(tmp_path: Path):
+    (tmp_path / "a.csv").write_bytes("x,prénom\n1,2\n".encode("latin-1"))
+    with pytest.raises(DataError) as error:
+        CsvReader(str(tmp_path / "a.csv"), config())
+    assert str(error.value) == (
+        "data: the header of a.csv is not UTF-8 (byte 0xE9 in 'x,pr\\xe9nom\\n'); save the file as UTF-8"
+    )

@@ -109,6 +109,14 @@ class CsvReader(Reader):
     def _header_names(self, source: SourceFile, index: CsvIndex) -> list[str]:
         parse = pa.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
         try:
+            index.header.decode("utf-8")
+        except UnicodeDecodeError as error:
+            shown = ascii(index.header[max(error.start - 12, 0) : error.start + 12])[2:-1]
+            raise DataError(
+                f"data: the header of {source.name} is not UTF-8 (byte 0x{index.header[error.start]:02X} in "
+                f"'{shown}'); save the file as UTF-8"
+            ) from None
+        try:
             table = pa.csv.read_csv(pa.BufferReader(index.header), parse_options=parse)
         except pa.ArrowInvalid as error:
             raise DataError(f"data: {source.name} has no readable header line ({error})") from error

@@ -26,6 +26,12 @@ _INPUT_BYTES = 16 << 10  # small, since every kept decompressor state holds one 
 
 _NEWLINE, _RETURN, _QUOTE = 10, 13, 34
 _BOM = b"\xef\xbb\xbf"
+_WIDE_BOMS = {
+    b"\xff\xfe\0\0": "UTF-32",
+    b"\0\0\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,9 @@ def scan_rows(
 
     `state` is [quoting, at the start of a field, line has content, rows, line ends inside quotes]
     and goes on from call to call; quoting is 0 outside, 1 inside, 2 right after a closing quote,
-    where another quote means an escaped one. A quote opens only at the start of a field. Empty
-    lines are no rows. Scanning ends early once `stop_after` rows are counted.
+    where another quote means an escaped one. A quote opens only at the start of a field. A line ends
+    with \\n, \\r\\n or \\r, as for pyarrow; empty lines are no rows, so the \\n after a \\r needs no
+    care. Scanning ends early once `stop_after` rows are counted.
     """
     quoting, field_start, content = state[0], state[1], state[2]
     rows, inner = 0, 0
@@ -93,10 +100,10 @@ def scan_rows(
         if quoting == 1:
             if byte == _QUOTE:
                 quoting = 2
-            elif byte == _NEWLINE:
+            elif byte == _NEWLINE or byte == _RETURN:
                 inner += 1
             continue
-        if byte == _NEWLINE:
+        if byte == _NEWLINE or byte == _RETURN:
             rows += content
             last = i + 1
             content, field_start, quoting = 0, 1, 0
@@ -107,7 +114,7 @@ def scan_rows(
             content, field_start = 1, 0
         elif byte == delimiter:
             content, field_start, quoting = 1, 1, 0
-        elif byte != _RETURN:
+        else:
             content, field_start, quoting = 1, 0, 0
     state[0], state[1], state[2] = quoting, field_start, content
     state[3] += rows
@@ -194,6 +201,8 @@ def build_index(source: SourceFile, delimiter: str, with_header: bool) -> CsvInd
         with source.open_binary() as handle:
             text = GzipText(handle, digest) if zipped else PlainText(handle, digest)
             header, blocks, inner = _find_blocks(text, ord(delimiter), with_header, zipped)
+    except _WideTextError as error:
+        raise DataError(f"data: {source.name} is {error}; save it as UTF-8") from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
             f"data: cannot read {source.name} ({error}); it may be truncated: write it again"
@@ -207,6 +216,7 @@ def _find_blocks(
     size = GZIP_BLOCK_BYTES if zipped else BLOCK_BYTES
     state = np.array([0, 1, 0, 0, 0], np.int64)
     data = text.read(size)
+    _check_width(data, with_header)
     offset = len(_BOM) if data.startswith(_BOM) else 0
     header = b""
     if with_header:
@@ -232,6 +242,19 @@ def _find_blocks(
     if state[2]:  # a last line without a line end
         blocks.append(TextBlock(int(state[3]) + 1, offset, len(carry), carry, skip, kept))
     return header, tuple(block for block in blocks if block.num_rows), int(state[4])
+
+
+class _WideTextError(Exception):
+    """Text of more than one byte a character, which is read as if there were one."""
+
+
+def _check_width(data: bytes, with_header: bool) -> None:
+    """Raise unless the text may be UTF-8, by its byte order mark, or by the zeros in its header."""
+    for mark, name in _WIDE_BOMS.items():
+        if data.startswith(mark):
+            raise _WideTextError(name)
+    if with_header and b"\0" in data[:4]:  # the first characters of a header are letters or quotes
+        raise _WideTextError("not UTF-8 but perhaps UTF-16 (it has bytes of 0 among its first letters)")
 
 
 def read_block(handle: Any, block: TextBlock) -> bytes:
