@@ -6,17 +6,26 @@ path, problem, value, remedy, in that order.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+
+from recgrad.terminal import printable
 
 LONGEST_SUGGESTED = 80
 _MOST_COMPARED = 2000
 
 
 class RecgradError(Exception):
-    """Something the user can fix: a config, an input file, a checkpoint, a command line."""
+    """Something the user can fix: a config, an input file, a checkpoint, a command line.
+
+    Its text holds nothing that a terminal would obey, whatever names are in it.
+    """
+
+    def __str__(self) -> str:
+        return printable(str(self.args[0]) if len(self.args) == 1 else super().__str__())
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,28 @@ def whole_path(path: str | os.PathLike[str]) -> str:
     """Where a relative path leads, to stand behind it in an error: ` (/home/me/data/a.csv)`, else nothing."""
     text = os.path.expanduser(os.fspath(path))
     return "" if os.path.isabs(text) or "://" in text else f" ({os.path.abspath(text)})"
+
+
+_SYSTEM_REASONS = {
+    errno.ENOENT: "no such file or folder; check the path",
+    errno.EACCES: "permission denied; check the permissions of it and of the folders above it",
+    errno.EPERM: "permission denied; check the permissions of it and of the folders above it",
+    errno.ENOTDIR: "a part of the path is a file where a folder must be; check the path",
+    errno.EISDIR: "it is a folder; name a file",
+    errno.EEXIST: "a file of that name is in the way; choose another path",
+    errno.ELOOP: "a symbolic link leads back to itself; mend the link",
+    errno.ENOSPC: "no space left on the disk; free some",
+    errno.EDQUOT: "the disk quota is used up; free some space",
+    errno.EROFS: "the file system is read-only; choose another path",
+    errno.ENAMETOOLONG: "the name is too long; shorten it",
+    errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
+}
+
+
+def system_reason(error: OSError) -> str:
+    """What a system error says of a path and what to do about it; `where: ` goes before it."""
+    known = _SYSTEM_REASONS.get(error.errno or 0)
+    return known or error.strerror or str(error)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

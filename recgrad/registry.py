@@ -29,9 +29,6 @@ C = TypeVar("C")
 class UnknownNameError(RecgradError, KeyError):
     """A name that nothing is registered under."""
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 class Registry(Generic[T]):
     """Components of one kind by config name.

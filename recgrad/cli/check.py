@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from recgrad.cli.command import COMMANDS, EXIT_USER_ERROR, Command, heavy_imports
 from recgrad.cli.run_flags import add_config_arguments, config_path
 from recgrad.errors import RecgradError
+from recgrad.terminal import say
 
 
 @COMMANDS.register("check")
@@ -51,12 +51,12 @@ class Check(Command):
             by = "imports" if found.imports else "loads from an installed package"
             print(f"custom code: {found.path} {by} {found.name}")
         for hint in report.hints:
-            print(f"hint: {hint}")
+            say(f"hint: {hint}")
         for problem in report.problems:
-            print(problem, file=sys.stderr)
+            say(problem, error=True)
         if report.problems:
             count = len(report.problems)
-            print(f"{count} problem{'s' if count > 1 else ''} in {path}", file=sys.stderr)
+            say(f"{count} problem{'s' if count > 1 else ''} in {path}", error=True)
             return EXIT_USER_ERROR
-        print(f"{path}: no problems found")
+        say(f"{path}: no problems found")
         return 0

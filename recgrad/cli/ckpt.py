@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from recgrad.cli.command import COMMANDS, Command
 from recgrad.cli.console import table_console
 from recgrad.errors import CheckpointError, whole_path
+from recgrad.terminal import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -203,7 +204,11 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
 
 def _require_folder(path: Path) -> None:
     if not path.is_dir():
-        raise CheckpointError(f"{path}: there is no such folder{whole_path(path)}")
+        raise CheckpointError(
+            f"{path}{whole_path(path)}: is a file; name the folder of a checkpoint or a model_dir"
+            if path.exists()
+            else f"{path}: there is no such folder{whole_path(path)}; check the path"
+        )
 
 
 def _arrays(value: Any, path: str = "") -> list[tuple[str, Any]]:
@@ -239,7 +244,7 @@ def _plain(text: str) -> Any:
     """Text that is neither markup nor control codes, whatever a checkpoint calls its tables."""
     from rich.text import Text
 
-    return Text("".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text))
+    return Text(printable(text))
 
 
 def _size(num_bytes: int) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from recgrad.cli.command import COMMANDS, Command
 from recgrad.cli.run_flags import add_threads_argument
-from recgrad.errors import RecgradError, nearest, whole_path
+from recgrad.errors import RecgradError, nearest, system_reason, whole_path
+from recgrad.terminal import say
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,8 +87,8 @@ class Compare(Command):
             )
         except ValueError as error:
             raise RecgradError(f"compare: {error}") from error
-        print(f"A: {args.pred_a}\nB: {args.pred_b}")
-        print(comparison)
+        say(f"A: {args.pred_a}\nB: {args.pred_b}")
+        say(comparison)
         if args.plot:
             comparison.plot(args.plot)
         if args.json:
@@ -107,6 +108,8 @@ def _load(path: str) -> pa.Table:
             f"{path}: there is no such file{whole_path(path)}; "
             "give the predictions that `recgrad predict` wrote"
         ) from error
+    except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
+        raise RecgradError(f"{path}: cannot be read: {system_reason(error)}") from error
     except (OSError, pa.ArrowInvalid) as error:
         raise RecgradError(f"{path}{whole_path(path)}: cannot be read as predictions ({error})") from error
 

@@ -12,6 +12,7 @@ from recgrad.cli.run_flags import (
     config_path,
     device_of,
 )
+from recgrad.terminal import say
 from recgrad.training.signals import StopRequest
 
 
@@ -52,7 +53,7 @@ class Eval(Command):
                 stop=stop,
             )
         for name in sorted(metrics):
-            print(f"{name}: {metrics[name]:.6f}")
+            say(f"{name}: {metrics[name]:.6f}")
         if args.eval_result_filename:
             target = Path(args.eval_result_filename)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from recgrad.cli.outcome import POLITE, SIGNALLED, Outcome, judge
+from recgrad.terminal import say
 from recgrad.training.signals import HANDLED
 
 if TYPE_CHECKING:
@@ -72,8 +73,9 @@ def _tell(outcome: Outcome, restart: str, go_on: str) -> None:
     text = "; ".join(filter(None, (outcome.message, next_step)))
     if text:
         # A progress bar that died with its process has left the cursor hidden, at the end of the bar.
-        fresh_line = f"{SHOW_CURSOR}\n" if sys.stderr.isatty() else ""
-        print(f"{fresh_line}{text}", file=sys.stderr, flush=True)
+        if sys.stderr.isatty():
+            sys.stderr.write(f"{SHOW_CURSOR}\n")
+        say(text, error=True)
 
 
 class _Signals:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from recgrad.cli.command import COMMANDS, Command
 from recgrad.cli.console import table_console
+from recgrad.terminal import printable
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
@@ -69,7 +70,7 @@ class List(Command):
         for entry in entries:
             kind = entry.kind.partition("_")[0] if len(KINDS[args.kind]) > 1 else entry.kind
             cells = (entry.name, kind, entry.summary, ", ".join(entry.parameters), entry.paper)
-            table.add_row(*map(Text, cells))  # as it is: [rows, 2] is no markup
+            table.add_row(*(Text(printable(cell)) for cell in cells))  # as it is: [rows, 2] is no markup
         table_console().print(table)
         return 0
 

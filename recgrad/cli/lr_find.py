@@ -14,6 +14,7 @@ from recgrad.cli.run_flags import (
     config_path,
     device_of,
 )
+from recgrad.terminal import say
 
 if TYPE_CHECKING:
     from recgrad.cli.plots import Panel
@@ -75,10 +76,10 @@ class LrFind(Command):
                 result = find_rate(config, half, processes, start=args.start, end=args.end, steps=args.steps)
             panels.append(build_panel(half, result))
             show_panel(panels[-1])
-            print(f"{half}: {advice(result)}\n")
+            say(f"{half}: {advice(result)}\n")
         if args.out:
             save_picture(panels, args.out)
-            print(f"wrote {args.out}")
+            say(f"wrote {args.out}")
         return 0
 
 

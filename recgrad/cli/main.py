@@ -8,10 +8,12 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 from recgrad.cli.command import COMMANDS, EXIT_USER_ERROR
-from recgrad.errors import ProcessError, RecgradError
+from recgrad.errors import ProcessError, RecgradError, system_reason
 from recgrad.openmp import let_threads_sleep
+from recgrad.terminal import printable, say
 from recgrad.training.signals import InterruptedBySignal
 from recgrad.version import __version__
 
@@ -31,13 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.debug:
             raise
         if not (isinstance(error, ProcessError) and error.reported):
-            print(error, file=sys.stderr)
+            say(error, error=True)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        say("interrupted", error=True)
         return EXIT_INTERRUPTED
     except InterruptedBySignal as signal:
-        print("interrupted", file=sys.stderr)
+        say("interrupted", error=True)
         return signal.exit_code
     except BrokenPipeError:
         # The reader of our output (head, less) has gone; nobody is left to tell.
@@ -46,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if args.debug or error.strerror is None:
             raise
-        print(f"{error.filename or args.command}: {error.strerror}", file=sys.stderr)
+        say(f"{error.filename or args.command}: {system_reason(error)}", error=True)
         return EXIT_USER_ERROR
 
 
@@ -54,7 +56,7 @@ class PlainLine(logging.Handler):
     """A log message as a line on standard error, whatever that is now: a progress bar may stand in."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr, flush=True)
+        say(self.format(record), error=True)
 
 
 def speak_plainly() -> None:
@@ -64,14 +66,20 @@ def speak_plainly() -> None:
     if not logging.root.handlers and not logger.handlers:
         logger.addHandler(PlainLine())
         logger.propagate = False  # TorchRec gives the root logger a handler when it is imported
-    warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}", error=True)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that shows the words of the line as they are written, never as a terminal would obey them."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with the usage and a message."""
+        super().error(printable(message))
 
 
 def build_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
     """The parser of some commands, of all by default."""
-    parser = argparse.ArgumentParser(
-        prog="recgrad", description="Train recommendation models from one config file."
-    )
+    parser = Parser(prog="recgrad", description="Train recommendation models from one config file.")
     parser.add_argument("--version", action="version", version=f"recgrad {__version__}")
     parser.set_defaults(debug=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

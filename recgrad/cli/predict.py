@@ -12,6 +12,7 @@ from recgrad.cli.run_flags import (
     config_path,
     device_of,
 )
+from recgrad.terminal import say
 from recgrad.training.signals import StopRequest
 
 
@@ -56,5 +57,5 @@ class Predict(Command):
                 custom_code=not args.no_custom_code,
                 stop=stop,
             )
-        print(f"wrote {rows:,} predictions to {args.predict_output_path}")
+        say(f"wrote {rows:,} predictions to {args.predict_output_path}")
         return 0

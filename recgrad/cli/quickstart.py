@@ -9,6 +9,7 @@ import sys
 
 from recgrad.cli.command import COMMANDS, Command
 from recgrad.cli.run_flags import add_threads_argument
+from recgrad.terminal import say
 
 
 @COMMANDS.register("quickstart")
@@ -36,17 +37,17 @@ class Quickstart(Command):
         if model_dir.exists():
             raise RecgradError(f"quickstart: {model_dir} exists; remove it or choose another --out")
         set_up_process(args.num_threads)
-        print(f"writing {args.rows:,} synthetic clicks to {folder} …", flush=True)
+        say(f"writing {args.rows:,} synthetic clicks to {folder} …")
         try:
             data = write_synth(folder, args.rows)
         except ValueError as error:
             raise RecgradError(f"quickstart: {error}") from error
-        print(f"training {folder / 'deepfm.config'} …", flush=True)
+        say(f"training {folder / 'deepfm.config'} …")
         result = train(folder / "deepfm.config")
         if result.exit_code:
             return result.exit_code
         best = data.best_auc["label"]
-        print(f"""
+        say(f"""
 AUC            {result.metrics["auc"]:.4f} (best reachable: {best:.4f}, by the model that drew the clicks)
 throughput     {result.samples_per_sec:,.0f} samples/s over {result.step:,} steps
 data           {folder}/train.parquet, {folder}/eval.parquet

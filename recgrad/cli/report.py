@@ -11,6 +11,7 @@ from recgrad.cli.run_flags import (
     add_threads_argument,
     device_of,
 )
+from recgrad.terminal import say
 
 
 @COMMANDS.register("report")
@@ -32,5 +33,5 @@ class ReportCommand(Command):
         made = write_report(
             args.model_dir, args.out, device=device_of(args), custom_code=not args.no_custom_code
         )
-        print(f"wrote {made}")
+        say(f"wrote {made}")
         return 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from recgrad.cli.command import COMMANDS, Command
 from recgrad.cli.run_flags import add_config_arguments, loaded_config
+from recgrad.terminal import say
 
 if TYPE_CHECKING:
     from recgrad.cli.plots import Line, Panel
@@ -58,10 +59,10 @@ class ScheduleCommand(Command):
         panels = build_panels(parts, span, log=args.log)
         for panel in panels:
             show_panel(panel)
-        print(summarise(parts, span))
+        say(summarise(parts, span))
         if args.out:
             save_picture(panels, args.out)
-            print(f"\nwrote {args.out}")
+            say(f"\nwrote {args.out}")
         return 0
 
 

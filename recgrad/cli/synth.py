@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from recgrad.cli.command import COMMANDS, Command
-from recgrad.errors import RecgradError
+from recgrad.errors import RecgradError, system_reason
+from recgrad.terminal import say
 
 
 @COMMANDS.register("synth")
@@ -35,12 +36,12 @@ class Synth(Command):
             report = write_synth(
                 args.out, args.rows, eval_rows=args.eval_rows, seed=args.seed, file_format=args.format
             )
-        except (ValueError, OSError) as error:
+        except OSError as error:
+            raise RecgradError(f"synth: {error.filename or args.out}: {system_reason(error)}") from error
+        except ValueError as error:
             raise RecgradError(f"synth: {error}") from error
-        print(f"wrote {report.rows:,} training and {report.eval_rows:,} evaluation rows to {args.out}")
+        say(f"wrote {report.rows:,} training and {report.eval_rows:,} evaluation rows to {args.out}")
         for name, auc in report.best_auc.items():
-            print(
-                f"  {name:<11} positive rate {report.positive_rate[name]:.3f}   best reachable AUC {auc:.4f}"
-            )
-        print(f"train on them with: recgrad train {args.out}/deepfm.config")
+            say(f"  {name:<11} positive rate {report.positive_rate[name]:.3f}   best reachable AUC {auc:.4f}")
+        say(f"train on them with: recgrad train {args.out}/deepfm.config")
         return 0

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from recgrad.terminal import printable
+
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -110,11 +112,11 @@ def render(panel: Panel, width: int, height: int = 16) -> Text:
     for i, line in enumerate(panel.lines):
         text.append(" " * (margin + 2))
         text.append("━━ ", "bright_black" if line.faint else STYLES[i % len(STYLES)])
-        text.append(line.label + "\n")
+        text.append(printable(line.label) + "\n")
     for x, label in panel.marks:
         text.append(" " * (margin + 2))
         text.append("┆  ", MARK_STYLE)
-        text.append(f"{label} ({x:.3g})\n")
+        text.append(f"{printable(label)} ({x:.3g})\n")
     return text
 
 

@@ -20,6 +20,7 @@ from recgrad.cli.run_flags import (
     device_of,
 )
 from recgrad.errors import RecgradError
+from recgrad.terminal import say
 
 
 @COMMANDS.register("train")
@@ -84,7 +85,7 @@ class Train(Command):
             custom_code=not args.no_custom_code,
         )
         if environment.rank == 0:
-            print(result.describe())
+            say(result.describe())
         if environment.distributed:
             leave_at_once(result.exit_code)
         return result.exit_code

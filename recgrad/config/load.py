@@ -19,7 +19,7 @@ from recgrad.config.locations import Locations, RepeatedWarning
 from recgrad.config.names import take_environment
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.config.text_source import parse_text
-from recgrad.errors import ConfigError, Problem, nearest, whole_path
+from recgrad.errors import ConfigError, Problem, nearest, system_reason, whole_path
 
 Source = str | os.PathLike[str] | PipelineConfig | Mapping[str, Any]
 
@@ -95,7 +95,7 @@ def save_config(config: PipelineConfig, path: str | os.PathLike[str]) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise ConfigError([Problem(str(path), f"cannot be written: {error.strerror or error}")]) from error
+        raise ConfigError([Problem(str(path), f"cannot be written: {system_reason(error)}")]) from error
 
 
 def _from_dict(source: Mapping[str, Any], config: PipelineConfig) -> None:
@@ -128,15 +128,20 @@ def _read(name: str) -> bytes:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         folder, base = os.path.split(name)
-        near = nearest(base, os.listdir(folder or ".")) if os.path.isdir(folder or ".") else ""
+        try:
+            near = nearest(base, os.listdir(folder or "."))
+        except OSError:
+            near = ""
         raise ConfigError([Problem(name, f"no such file{whole_path(name)}{near}")]) from None
     except IsADirectoryError:
         raise ConfigError(
             [Problem(name, f"is a directory{whole_path(name)}; give the config file in it")]
         ) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError([Problem(name, f"cannot be read{whole_path(name)}: {reason}")]) from None
+    except OSError as error:
+        what = f"cannot be read{whole_path(name)}: {system_reason(error)}"
+        raise ConfigError([Problem(name, what)]) from None
+    except ValueError as error:
+        raise ConfigError([Problem(name, f"cannot be read: {error}")]) from None
     if len(data) > MAX_BYTES:
         what = (
             f"is larger than {MAX_BYTES >> 20} MB, so it is no config; give long vocabularies as vocab_file"

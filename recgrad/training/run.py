@@ -16,7 +16,7 @@ import torch
 from recgrad.config import PipelineConfig, save_config
 from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
-from recgrad.errors import RecgradError, whole_path
+from recgrad.errors import RecgradError, system_reason, whole_path
 from recgrad.training.assembly import (
     Training,
     build_hooks,
@@ -436,5 +436,5 @@ def _write_effective_config(config: PipelineConfig, folder: Path) -> None:
         (folder / VERSION_FILE).write_text(f"{__version__}\n")
     except OSError as error:
         raise RecgradError(
-            f"model_dir {folder}{whole_path(folder)}: cannot write ({error.strerror}); choose another"
+            f"model_dir {folder}{whole_path(folder)}: cannot be written: {system_reason(error)}"
         ) from error

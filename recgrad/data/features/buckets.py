@@ -18,7 +18,7 @@ from recgrad.data.features.columns import Values
 from recgrad.data.features.text import Mask, Text, parse_ints
 from recgrad.data.hashes import DEFAULT_HASH, HASHES
 from recgrad.data.hashing import Bytes, Ints, buckets_of, hash_spans, xxh64
-from recgrad.errors import whole_path
+from recgrad.errors import system_reason, whole_path
 from recgrad.kernels import cached_njit
 
 Report = Callable[[Any, str, Any, str], None]
@@ -191,7 +191,9 @@ def vocabulary_of_file(path: str, default: str, unknown: int | None) -> Vocabula
         with open(path, encoding="utf-8") as file:
             lines = [line.rstrip("\r\n") for line in file]
     except OSError as error:
-        raise ValueError(f"vocab_file '{path}'{whole_path(path)} cannot be read: {error.strerror}") from error
+        raise ValueError(
+            f"vocab_file '{path}'{whole_path(path)} cannot be read: {system_reason(error)}"
+        ) from error
     except UnicodeDecodeError as error:
         raise ValueError(f"vocab_file '{path}' is not UTF-8: {error}") from error
     lines = [line for line in lines if line]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recgrad.data.readers.files import SourceFile
-from recgrad.errors import DataError
+from recgrad.errors import DataError, system_reason
 from recgrad.kernels import cached_njit
 
 BLOCK_BYTES = 4 << 20
@@ -100,10 +100,10 @@ def scan_rows(
         if quoting == 1:
             if byte == _QUOTE:
                 quoting = 2
-            elif byte == _NEWLINE or byte == _RETURN:
+            elif byte in (_NEWLINE, _RETURN):
                 inner += 1
             continue
-        if byte == _NEWLINE or byte == _RETURN:
+        if byte in (_NEWLINE, _RETURN):
             rows += content
             last = i + 1
             content, field_start, quoting = 0, 1, 0
@@ -203,6 +203,8 @@ def build_index(source: SourceFile, delimiter: str, with_header: bool) -> CsvInd
             header, blocks, inner = _find_blocks(text, ord(delimiter), with_header, zipped)
     except _WideTextError as error:
         raise DataError(f"data: {source.name} is {error}; save it as UTF-8") from None
+    except (PermissionError, IsADirectoryError, FileNotFoundError) as error:
+        raise DataError(f"data: cannot read {source.name}: {system_reason(error)}") from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
             f"data: cannot read {source.name} ({error}); it may be truncated: write it again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ import fsspec
 import pyarrow as pa
 import pyarrow.fs
 
-from recgrad.errors import DataError, whole_path
+from recgrad.errors import DataError, system_reason, whole_path
+
+_MAGIC = "*?["
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,7 @@ class SourceFile:
     @property
     def local(self) -> bool:
         """Whether the file lies on this machine's own disks."""
-        protocol = self.filesystem.protocol
-        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+        return _is_local(self.filesystem)
 
     def open_arrow(self) -> pa.NativeFile:
         """A random-access file for pyarrow, read without Python where that is possible."""
@@ -78,7 +80,9 @@ def list_files(input_path: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
 def _expand(filesystem: Any, path: str, entry: str, suffixes: tuple[str, ...]) -> list[tuple[str, int]]:
     """Path and size of each file that one entry means."""
     try:
-        if any(sign in path for sign in "*?["):
+        if _is_local(filesystem):
+            _check_access(path)
+        if any(sign in path for sign in _MAGIC):
             details = filesystem.glob(path, detail=True)
             files = {name: info for name, info in details.items() if info["type"] == "file"}
             if not files:
@@ -95,9 +99,40 @@ def _expand(filesystem: Any, path: str, entry: str, suffixes: tuple[str, ...]) -
             files = {path: filesystem.info(path)}
         else:
             raise DataError(f"data: no file '{entry}'{whole_path(entry)}; check the path")
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        place = error.filename if isinstance(error.filename, str) else entry
+        raise DataError(f"data: cannot read '{place}'{whole_path(place)}: {system_reason(error)}") from error
+    except ValueError as error:
         raise DataError(f"data: cannot list '{entry}'{whole_path(entry)} ({error})") from error
     return [(name, int(info["size"])) for name, info in files.items()]
+
+
+def _is_local(filesystem: Any) -> bool:
+    protocol = filesystem.protocol
+    return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+
+
+def _check_access(path: str) -> None:
+    """Raise the system's error for a path, or a folder in it, that cannot be looked into.
+
+    fsspec takes such paths for absent and such folders for empty; files would be missing unnoticed.
+    """
+    parts = path.split("/")
+    fixed = next((i for i, part in enumerate(parts) if any(sign in part for sign in _MAGIC)), len(parts))
+    path = "/".join(parts[:fixed]) or "/"
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return  # there are words of its own for that
+    for folder, below, _ in os.walk(path, onerror=_refuse) if os.path.isdir(path) else ():
+        below[:] = [] if fixed < len(parts) else [name for name in below if not name.startswith(("_", "."))]
+        if not os.access(folder, os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+
+
+def _refuse(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _is_data(name: str, folder: str, suffixes: tuple[str, ...]) -> bool:

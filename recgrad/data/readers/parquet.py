@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.readers.files import SourceFile, list_files
 from recgrad.data.readers.reader import BLOCK_ROWS, READERS, Block, FileIdentity, Fragment, Reader
-from recgrad.errors import DataError
+from recgrad.errors import DataError, system_reason
 
 
 @READERS.register("ParquetDataset")
@@ -96,6 +96,8 @@ def _read_footer(source: SourceFile) -> tuple[list[int], pa.Schema, str]:
             metadata = parquet.metadata
             counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
             return counts, parquet.schema_arrow, _digest(footer)
+    except (PermissionError, IsADirectoryError, FileNotFoundError) as error:
+        raise DataError(f"data: cannot read {source.name}: {system_reason(error)}") from error
     except (OSError, pa.ArrowException) as error:
         raise DataError(
             f"data: {source.name} is not a readable parquet file ({error}); "

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from recgrad.terminal import printable, say
 from recgrad.training.hooks.base import StepReport
 from recgrad.training.hooks.log import LogRecord
 from recgrad.training.trainer import Trainer
@@ -46,7 +47,7 @@ class PlainLines:
         """Nothing is held."""
 
     def _say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        say(text, error=True)
 
 
 class ProgressBar:
@@ -84,7 +85,7 @@ class ProgressBar:
         self._progress.stop()
 
     def _say(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._progress.console.print(printable(text), markup=False, highlight=False)
 
 
 def _build_progress(console: Console | None) -> Progress:
@@ -98,7 +99,9 @@ def _build_progress(console: Console | None) -> Progress:
 
         def get_renderables(self) -> Iterator[RenderableType]:
             yield from super().get_renderables()
-            yield from (Text(task.fields["numbers"]) for task in self.tasks if task.fields["numbers"])
+            yield from (
+                Text(printable(task.fields["numbers"])) for task in self.tasks if task.fields["numbers"]
+            )
 
     return BarAboveNumbers(
         TextColumn("{task.description}"),
