@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from recgrad.synonyms import same_meaning
 from recgrad.terminal import printable
 
 LONGEST_SUGGESTED = 80
@@ -111,9 +112,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     if len(known) > _MOST_COMPARED:
         return ""
-    folded = {other.lower(): other for other in known}
-    if name.lower() in folded:
-        return f"; did you mean '{folded[name.lower()]}'?"
+    same = same_meaning(name, known)
+    if same is not None:
+        return f"; did you mean '{same}'?"
     close = get_close_matches(name, known, n=5, cutoff=0.6)
     if not close:
         return ""

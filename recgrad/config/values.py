@@ -33,6 +33,19 @@ _REAL_TEXT = re.compile(
 _TRUE, _FALSE = ("true", "True"), ("false", "False")
 
 
+# The kinds of `recgrad list`, by the oneof that chooses one of them.
+_LISTED = {
+    "optimizer": "optimizers",
+    "learning_rate": "schedules",
+    "loss": "losses",
+    "metric": "metrics",
+    "model": "models",
+    "feature": "features",
+    "sampler": "samplers",
+    "seq_module": "encoders",
+}
+
+
 class UnfitError(ValueError):
     """A value that does not fit its field; the text is the rest of an error message."""
 
@@ -61,8 +74,13 @@ def unknown_field(message: MessageType, name: str) -> str:
         if near.containing_oneof is not None:
             kind = near.containing_oneof.name.replace("_", " ")
     shown = name if len(name) <= LONGEST_SUGGESTED else name[:60] + "…"
-    tail = hint if hint else f" in {message.name}"
-    return f"no {kind} '{shown}'{tail}"
+    if hint:
+        return f"no {kind} '{shown}'{hint}"
+    lists = [f"`recgrad list {_LISTED[oneof.name]}`" for oneof in message.oneofs if oneof.name in _LISTED]
+    if len(lists) == 1:
+        kind = next(oneof.name for oneof in message.oneofs if oneof.name in _LISTED).replace("_", " ")
+    show_all = f"; {' and '.join(lists)} show{'s' * (len(lists) == 1)} what there is" if lists else ""
+    return f"no {kind} '{shown}' in {message.name}{show_all}"
 
 
 def unknown_enum(enum: EnumType, name: str) -> str:

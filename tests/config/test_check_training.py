@@ -117,7 +117,7 @@ def test_positive_labels_belong_to_labels_and_name_texts(problems: Problems) -> 
     [
         ("deepfm_criteo", {f"{TRAIN}.early_stopping": {}}, []),
         ("deepfm_criteo", {f"{TRAIN}.early_stopping.metric": "grouped_auc"}, []),
-        ("deepfm_criteo", {f"{TRAIN}.early_stopping.metric": "gauc"}, [f"{TRAIN}.early_stopping.metric: no metric of the evaluation 'gauc'; did you mean 'auc'?"]),
+        ("deepfm_criteo", {f"{TRAIN}.early_stopping.metric": "gauc"}, [f"{TRAIN}.early_stopping.metric: no metric of the evaluation 'gauc'; did you mean 'grouped_auc'?"]),
         ("deepfm_criteo", {f"{TRAIN}.early_stopping.metric": "ece_calibration", f"{MODEL}.metrics[+]": {"calibration": {}}}, []),
         ("deepfm_criteo", {"export_config": {"exporter_type": "best", "best_exporter_metric": "loss"}}, ["export_config.best_exporter_metric: no metric of the evaluation 'loss' (has: auc, grouped_auc)"]),
         ("deepfm_criteo", {"export_config": {"best_exporter_metric": "loss"}}, []),

@@ -280,7 +280,8 @@ UINT32 = "is not a whole number from 0 to 4294967295 (uint32)"
         (
             "train_config.dense_optimizer",
             "adam { lr",
-            "'{adam { lr}' is neither JSON nor text format (no field 'adam' in DenseOptimizer)",
+            "'{adam { lr}' is neither JSON nor text format (no optimizer 'adam'; did you mean "
+            "'adam_optimizer'?)",
         ),
     ],
     ids=str,

@@ -192,7 +192,7 @@ def test_errors_in_json_say_the_line(written: Written) -> None:
     path = written('{"modelDir": "a",\n "trainConfig": {"numSteps": -5,\n  "dense_optimizer": {"adam": {}}}}')
     assert error_of(path).splitlines() == [
         "x.config:2 train_config.num_steps: -5 is not a whole number from 0 to 4294967295 (uint32)",
-        "x.config:3 train_config.dense_optimizer: no field 'adam' in DenseOptimizer",
+        "x.config:3 train_config.dense_optimizer: no optimizer 'adam'; did you mean 'adam_optimizer'?",
     ]
 
 
