@@ -49,7 +49,7 @@ class Check(Command):
         )
         for found in report.class_paths:
             by = "imports" if found.imports else "loads from an installed package"
-            print(f"custom code: {found.path} {by} {found.name}")
+            say(f"custom code: {found.path} {by} {found.name}")
         for hint in report.hints:
             say(f"hint: {hint}")
         for problem in report.problems:

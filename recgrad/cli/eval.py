@@ -21,7 +21,7 @@ class Eval(Command):
     """Evaluate a checkpoint of the model dir, or any other, on any data.
 
     Without --checkpoint_path it is the best one where the config keeps that (exporter_type best),
-    else the newest. MODEL_DIR/pipeline.config is the config of a run as it ran.
+    else the newest. CONFIG may be the model_dir of a run, which means its pipeline.config.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -37,12 +37,13 @@ class Eval(Command):
         from pathlib import Path
 
         with heavy_imports():
+            from recgrad.training.hooks.console import evaluation_bar
             from recgrad.training.hooks.events import as_json
             from recgrad.training.run import evaluate
             from recgrad.training.runtime import set_up_process
 
         set_up_process(args.num_threads)
-        with StopRequest() as stop:
+        with StopRequest() as stop, evaluation_bar() as progress:
             metrics = evaluate(
                 path,
                 checkpoint_path=args.checkpoint_path,
@@ -51,6 +52,7 @@ class Eval(Command):
                 device=device_of(args),
                 custom_code=not args.no_custom_code,
                 stop=stop,
+                progress=progress,
             )
         for name in sorted(metrics):
             say(f"{name}: {metrics[name]:.6f}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from recgrad.cli.command import COMMANDS, Command
 from recgrad.cli.console import table_console
-from recgrad.terminal import printable
+from recgrad.terminal import printable, say
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
@@ -43,18 +44,20 @@ class Listed:
 class List(Command):
     """List what a config can name: optimizers, schedules, losses, metrics, models, features …
 
-    With a name after the kind, shows that one with all its parameters. Optimizers, schedules, losses,
+    Without a kind, lists the kinds. With a name after the kind, shows that one alone. Optimizers, schedules, losses,
     metrics and models of your own go beside these, by import path: docs/extending.md.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("kind", choices=sorted(KINDS), metavar="KIND", help=", ".join(sorted(KINDS)))
-        parser.add_argument("name", nargs="?", help="show one of them in full")
+        parser.add_argument(
+            "kind", nargs="?", choices=sorted(KINDS), metavar="KIND", help=", ".join(sorted(KINDS))
+        )
+        parser.add_argument("name", nargs="?", metavar="NAME", help="show one of them")
 
     def run(self, args: argparse.Namespace) -> int:
-        from rich.table import Table
-        from rich.text import Text
-
+        if args.kind is None:
+            say(describe_kinds())
+            return 0
         entries = [entry for kind in KINDS[args.kind] for entry in list_kind(kind)]
         if args.name is not None:
             from recgrad.errors import RecgradError, nearest
@@ -63,16 +66,38 @@ class List(Command):
             entries = [entry for entry in entries if entry.name == args.name]
             if not entries:
                 raise RecgradError(f"recgrad list {args.kind}: no '{args.name}'{nearest(args.name, known)}")
-        table = Table(title=f"{args.kind} ({len(entries)})", title_justify="left", show_lines=True)
-        table.add_column("name", no_wrap=True)
-        for column in ("kind", "what it does", "parameters (defaults)", "paper"):
-            table.add_column(column, overflow="fold")
-        for entry in entries:
-            kind = entry.kind.partition("_")[0] if len(KINDS[args.kind]) > 1 else entry.kind
-            cells = (entry.name, kind, entry.summary, ", ".join(entry.parameters), entry.paper)
-            table.add_row(*(Text(printable(cell)) for cell in cells))  # as it is: [rows, 2] is no markup
-        table_console().print(table)
+        show_entries(args.kind, entries)
         return 0
+
+
+def describe_kinds() -> str:
+    """A line for each kind: how many there are, and as many of them as fit."""
+    from recgrad.training.capabilities import available
+
+    names = available()
+    lines = []
+    for kind, parts in KINDS.items():
+        known = [name for part in parts for name in names[part]]
+        shown = shorten(", ".join(dict.fromkeys(known)), 62, placeholder=" …")
+        lines.append(f"{kind:<12}{len(known):>3}  {shown}")
+    lines.append("\n`recgrad list KIND` shows them with their parameters.")
+    return "\n".join(lines)
+
+
+def show_entries(kind: str, entries: Sequence[Listed]) -> None:
+    """A paragraph for each entry, as wide as the terminal is."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = table_console()
+    console.print(f"{kind} ({len(entries)})", markup=False)
+    for entry in entries:
+        half = f" ({entry.kind.partition('_')[0]})" if len(KINDS[kind]) > 1 else ""
+        console.print()
+        console.print(Text(printable(entry.name), style="bold") + Text(half))
+        for line in (entry.summary, ", ".join(entry.parameters), entry.paper and f"Paper: {entry.paper}"):
+            if line:  # as it is: [rows, 2] is no markup
+                console.print(Padding(Text(printable(line)), (0, 0, 0, 2), expand=False))
 
 
 def list_kind(kind: str) -> Iterator[Listed]:

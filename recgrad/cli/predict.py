@@ -21,8 +21,8 @@ class Predict(Command):
     """Write predictions for rows, in their order: a probability a task and the columns asked for.
 
     Without --checkpoint_path they are made by the best checkpoint of the model dir where the config
-    keeps that (exporter_type best), else by the newest. MODEL_DIR/pipeline.config is the config of a
-    run as it ran.
+    keeps that (exporter_type best), else by the newest. CONFIG may be the model_dir of a
+    run, which means its pipeline.config.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

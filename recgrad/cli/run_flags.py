@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from typing import Any
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """The config file and the flags that change it before use."""
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="pipeline config, text or JSON")
+    parser.add_argument(
+        "config", metavar="CONFIG", nargs="?", help="pipeline config, text or JSON, or the model_dir of a run"
+    )
     parser.add_argument("--pipeline-config-path", metavar="CONFIG", help="the same, as a flag")
     parser.add_argument(
         "--edit-config-json",
@@ -40,6 +43,19 @@ def add_threads_argument(parser: argparse.ArgumentParser, whose: str = "") -> No
     """How many threads to compute with; `recgrad.openmp.choose_threads` decides where it is not given."""
     default = "OMP_NUM_THREADS, else the cores that there are"
     parser.add_argument("--num-threads", type=int, metavar="N", help=f"{whose}(default: {default})")
+
+
+def add_verbose_argument(parser: argparse.ArgumentParser) -> None:
+    """Whether to say more; `speak_up` reads it."""
+    parser.add_argument(
+        "--verbose", action="store_true", help="also show which optimizer each dense parameter has"
+    )
+
+
+def speak_up(args: argparse.Namespace) -> None:
+    """Show messages of the level DEBUG as well, where the line asks for it."""
+    if args.verbose:
+        logging.getLogger("recgrad").setLevel(logging.DEBUG)
 
 
 def device_of(args: argparse.Namespace) -> str:

@@ -16,8 +16,10 @@ from recgrad.cli.run_flags import (
     add_config_arguments,
     add_device_argument,
     add_threads_argument,
+    add_verbose_argument,
     config_path,
     device_of,
+    speak_up,
 )
 from recgrad.errors import RecgradError
 from recgrad.terminal import say
@@ -50,6 +52,7 @@ class Train(Command):
         )
         add_threads_argument(parser, "of each process ")
         add_device_argument(parser)
+        add_verbose_argument(parser)
         parser.add_argument("--nproc", type=int, metavar="N", help="processes to train with together")
         parser.add_argument(
             "--max-restarts",
@@ -61,6 +64,7 @@ class Train(Command):
     def run(self, args: argparse.Namespace) -> int:
         path = config_path(args, "train")
         check_processes(args)
+        speak_up(args)
         if args.nproc is not None:
             return launch_train(args)
         with heavy_imports():

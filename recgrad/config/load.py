@@ -23,6 +23,9 @@ from recgrad.errors import ConfigError, Problem, nearest, system_reason, whole_p
 
 Source = str | os.PathLike[str] | PipelineConfig | Mapping[str, Any]
 
+CONFIG_FILE = "pipeline.config"
+"""The config of a run as it ran, in its model_dir."""
+
 MAX_BYTES = 4 * 2**20
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
 
@@ -45,7 +48,8 @@ class LoadedConfig(NamedTuple):
 def load_config(source: Source) -> PipelineConfig:
     """The config that a file, a dict or a message holds.
 
-    A file holds protobuf text format or JSON, told apart by content. A message is copied.
+    A file holds protobuf text format or JSON, told apart by content. A folder is the model_dir of
+    a run: its pipeline.config is loaded, with model_dir as the folder is named here. A message is copied.
     Replaced fields are brought up to date, with a LegacyWarning. Of a value that is set twice the
     last counts, with a RepeatedWarning.
 
@@ -112,6 +116,8 @@ def _from_dict(source: Mapping[str, Any], config: PipelineConfig) -> None:
 
 def _from_file(path: str | os.PathLike[str], config: PipelineConfig) -> Locations:
     name = os.fspath(path)
+    if os.path.isdir(name):
+        return _from_model_dir(name, config)
     source = os.path.basename(name) or name
     text = _decode(_read(name), source)
     start = text.lstrip()[:1]
@@ -119,6 +125,23 @@ def _from_file(path: str | os.PathLike[str], config: PipelineConfig) -> Location
         raise ConfigError([Problem(source, "the file is empty; a config sets at least model_config")])
     parse = parse_json if start in ("{", "[") else parse_text
     return parse(text, config, source)
+
+
+def _from_model_dir(folder: str, config: PipelineConfig) -> Locations:
+    """The config of the run that the folder is of, wherever the folder was when it ran."""
+    try:
+        found = CONFIG_FILE in os.listdir(folder)
+    except OSError as error:
+        what = f"cannot be read{whole_path(folder)}: {system_reason(error)}"
+        raise ConfigError([Problem(folder, what)]) from None
+    if not found:
+        what = f"is a folder{whole_path(folder)} without {CONFIG_FILE}; "
+        what += "name a config file, or the model_dir of a run"
+        raise ConfigError([Problem(folder, what)])
+    locations = _from_file(os.path.join(folder, CONFIG_FILE), config)
+    config.model_dir = folder
+    locations.forget("model_dir")
+    return locations
 
 
 def _read(name: str) -> bytes:
@@ -133,10 +156,6 @@ def _read(name: str) -> bytes:
         except OSError:
             near = ""
         raise ConfigError([Problem(name, f"no such file{whole_path(name)}{near}")]) from None
-    except IsADirectoryError:
-        raise ConfigError(
-            [Problem(name, f"is a directory{whole_path(name)}; give the config file in it")]
-        ) from None
     except OSError as error:
         what = f"cannot be read{whole_path(name)}: {system_reason(error)}"
         raise ConfigError([Problem(name, what)]) from None

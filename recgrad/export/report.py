@@ -14,6 +14,7 @@ import torch
 
 from recgrad.config import load_config, load_with_locations
 from recgrad.config.class_paths import refuse_custom_code
+from recgrad.config.load import CONFIG_FILE
 from recgrad.data.loader import build_loader
 from recgrad.errors import RecgradError, whole_path
 from recgrad.export import report_plots, report_summary
@@ -22,7 +23,7 @@ from recgrad.metrics.pairs import Floats, Ints
 from recgrad.training.checkpoint.staging import write_file_atomically
 from recgrad.training.hooks.events import EVENTS_FILE
 from recgrad.training.processes import choose_device
-from recgrad.training.run import CONFIG_FILE, load_trained
+from recgrad.training.run import load_trained
 from recgrad.training.runtime import subnormals_flushed
 from recgrad.version import __version__
 

@@ -44,7 +44,7 @@ def build_dense_optimizers(
     roles: Mapping[str, Role] | None = None,
     where: str = "train_config.dense_optimizer",
 ) -> list[OptimizerPart]:
-    """The optimizers of the dense parameters, and logs the table of who got what.
+    """The optimizers of the dense parameters, and logs who got what: a line, and a table at the level DEBUG.
 
     The first of part_optimizers whose pattern matches a parameter's whole name gets it, the
     rest goes to the main optimizer; a part without a schedule follows the main one's. Muon and
@@ -65,7 +65,8 @@ def build_dense_optimizers(
         if section.parameters
         for part in _build_section(section, roles)
     ]
-    log.info("dense optimizers:\n%s", assignment_table(parts, roles))
+    log.info("dense: %s", "; ".join(map(describe_part, parts)))
+    log.debug("dense parameters:\n%s", assignment_table(parts, roles))
     return parts
 
 
@@ -189,25 +190,31 @@ def _group(
     return list(groups.values())
 
 
+def describe_part(part: OptimizerPart) -> str:
+    """`Adam, lr 0.003, LinearDecay, 8 parameters of 38,369 weights`, with its pattern if it has one."""
+    parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+    pattern = part.name.partition(".")[2]
+    rates = " and ".join(dict.fromkeys(f"{rate:g}" for rate in part.base_rates))
+    count = f"{len(parameters)} parameter{'s' if len(parameters) != 1 else ''}"
+    return (
+        f"{f'{pattern}: ' if pattern else ''}{type(part.optimizer).__name__}, lr {rates}, "
+        f"{type(part.schedule).__name__}, {count} of {sum(p.numel() for p in parameters):,} weights"
+    )
+
+
 def assignment_table(parts: Sequence[OptimizerPart], roles: Mapping[str, Role]) -> str:
-    """A line for each parameter: its name, shape, role, part, optimizer, rate and weight decay."""
-    rows = [("parameter", "shape", "role", "part", "optimizer", "rate", "weight decay", "schedule")]
+    """The parameters under the optimizer, rate and weight decay that they have: name, shape and role."""
+    titles, sections = [], []
     for part in parts:
         for group, names, base in zip(part.param_groups, part.names, part.base_rates):
-            for name, parameter in zip(names, group["params"]):
-                rows.append(
-                    (
-                        name,
-                        "×".join(map(str, parameter.shape)) or "1",
-                        roles[name].value,
-                        part.name,
-                        type(part.optimizer).__name__,
-                        f"{base:g}",
-                        f"{group.get('weight_decay', 0):g}",
-                        type(part.schedule).__name__,
-                    )
-                )
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
-    )
+            kind, schedule = type(part.optimizer).__name__, type(part.schedule).__name__
+            decay = group.get("weight_decay", 0)
+            titles.append(f"{part.name}: {kind}, lr {base:g}, weight decay {decay:g}, {schedule}")
+            shapes = ["×".join(map(str, p.shape)) or "1" for p in group["params"]]
+            sections.append([(name, shape, roles[name].value) for name, shape in zip(names, shapes)])
+    widths = [max(map(len, column)) for column in zip(*(row for rows in sections for row in rows))]
+    lines = []
+    for title, rows in zip(titles, sections):
+        lines.append(title)
+        lines += ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join(lines)

@@ -171,6 +171,12 @@ def run_length(config: PipelineConfig) -> RunLength:
     return RunLength(num_epochs=settings.num_epochs)
 
 
+def progress_every(config: PipelineConfig) -> int:
+    """Batches between two lines about an evaluation that is under way; 0, none, unless the config says."""
+    settings = config.eval_config
+    return settings.log_step_count_steps if settings.HasField("log_step_count_steps") else 0
+
+
 def build_hooks(
     config: PipelineConfig,
     model_dir: Path,
@@ -191,7 +197,7 @@ def build_hooks(
     kept, stopping, plateaus = _kept_by(config), _stopped_by(config), _reduced_by(config)
     asked = [watch for watch in (kept, stopping, *plateaus) if watch is not None]
     first = [Watch(name, higher) for name, higher in (directions or {}).items()]
-    sinks: list[Sink] = [build_console_sink(), EventLog(model_dir)] if writes else []
+    sinks: list[Sink] = [build_console_sink(progress_every(config)), EventLog(model_dir)] if writes else []
     if settings["use_tensorboard"] and writes:
         sinks.append(TensorBoard(model_dir, settings["tensorboard_summaries"]))
     hooks: list[Hook] = [BestEvaluation(asked + first), Log(settings["log_step_count_steps"], sinks)]

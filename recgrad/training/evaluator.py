@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import torch
@@ -15,7 +14,8 @@ from recgrad.training.signals import StopRequest
 from recgrad.training.synchronize import even_batches
 from recgrad.training.task import Task
 
-_log = logging.getLogger("recgrad.training")
+Progress = Callable[[int, int | None], None]
+"""Takes the number of batches that are done, and of all, where it is known."""
 
 
 def evaluate(
@@ -23,7 +23,7 @@ def evaluate(
     loader: Loader,
     *,
     num_steps: int = 0,
-    log_every_steps: int = 0,
+    progress: Progress | None = None,
     stop: StopRequest | None = None,
     processes: Processes | None = None,
 ) -> dict[str, float]:
@@ -31,13 +31,16 @@ def evaluate(
 
     The task comes back in the mode it was in; its training metrics and generators are untouched.
     Several ranks share the batches, equally many each and so rounded up; the metrics are those of all
-    their rows.
+    their rows. `progress` is told of each batch.
 
     Raises:
         InterruptedBySignal: `stop` was asked for; there are no metrics of a part of the data.
     """
     stop = stop or StopRequest()
     processes = processes or Processes()
+    total = loader.num_batches
+    if num_steps:
+        total = num_steps if total is None else min(num_steps, total)
     was_training = task.training
     task.eval()
     task.reset_metrics()
@@ -48,8 +51,8 @@ def evaluate(
             for number, batch in enumerate(batches, 1):
                 stop.check()
                 task.update_metrics(task(batch), batch)
-                if log_every_steps and number % log_every_steps == 0:
-                    _log.info("evaluated %d batches", number)
+                if progress is not None:
+                    progress(number, total)
         stop.check()
         return task.compute_metrics()
     finally:

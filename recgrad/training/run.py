@@ -8,12 +8,14 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from recgrad.config import PipelineConfig, save_config
+from recgrad.config.load import CONFIG_FILE
 from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
 from recgrad.errors import RecgradError, system_reason, whole_path
@@ -22,6 +24,7 @@ from recgrad.training.assembly import (
     build_hooks,
     build_task,
     build_training,
+    progress_every,
     run_length,
     uses_ema,
 )
@@ -35,8 +38,9 @@ from recgrad.training.checkpoint import (
     verify_checkpoint,
 )
 from recgrad.training.checkpoint.staging import remove_leftovers
+from recgrad.training.evaluator import Progress
 from recgrad.training.evaluator import evaluate as evaluate_task
-from recgrad.training.hooks.console import describe_metrics
+from recgrad.training.hooks.console import describe_metrics, log_progress
 from recgrad.training.model_lock import LOCK_NAME, hold_model_dir
 from recgrad.training.preflight import ConfigSource, meeting_timeout, prepare_config
 from recgrad.training.processes import Processes, choose_device, open_processes
@@ -54,7 +58,6 @@ from recgrad.version import __version__
 
 _log = logging.getLogger("recgrad.training")
 
-CONFIG_FILE = "pipeline.config"
 VERSION_FILE = "version"
 RANK_SEED = 1_000_003
 """What the seeds of two ranks differ by, so that their dropout does."""
@@ -190,10 +193,12 @@ def evaluate(
     device: str | torch.device = "auto",
     stop: StopRequest | None = None,
     custom_code: bool = True,
+    progress: Progress | None = None,
 ) -> dict[str, float]:
     """The metrics of a checkpoint, the newest of the config's model_dir by default.
 
-    `device` and `custom_code` are as for `train`.
+    `device` and `custom_code` are as for `train`. `progress` is called with the number of batches done
+    and of all; without it a line is logged every eval_config.log_step_count_steps batches, if that is set.
 
     Raises:
         InterruptedBySignal: `stop` was asked for.
@@ -215,7 +220,7 @@ def evaluate(
         task,
         loader,
         num_steps=settings.num_steps,
-        log_every_steps=settings.log_step_count_steps,
+        progress=progress or log_progress(progress_every(effective)),
         stop=stop,
     )
 
@@ -281,7 +286,7 @@ def _run(
                 training.task,
                 training.eval_loader,
                 num_steps=config.eval_config.num_steps,
-                log_every_steps=config.eval_config.log_step_count_steps,
+                progress=partial(_tell_hooks, trainer),
                 stop=trainer.stop,
                 processes=training.processes,
             )
@@ -328,6 +333,11 @@ def _run(
         best_step=state.best_evaluation.get("step"),
         best_metrics=dict(state.best_evaluation.get("metrics", {})),
     )
+
+
+def _tell_hooks(trainer: Trainer, done: int, total: int | None) -> None:
+    for hook in trainer.hooks:
+        hook.during_evaluation(trainer, done, total)
 
 
 def _open_checkpoints(config: PipelineConfig, processes: Processes) -> CheckpointManager:

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from recgrad.cli.command import COMMANDS
-from recgrad.cli.list import list_kind
+from recgrad.cli.list import KINDS, list_kind
 from recgrad.cli.main import main, with_dashes
 
 
@@ -86,6 +87,28 @@ def test_synth_check_and_list_work_together(tmp_path: Path, capsys: pytest.Captu
 def test_list_shows_every_kind(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", kind]) == 0
     assert f"{kind} (" in capsys.readouterr().out
+
+
+def test_list_without_a_kind_lists_the_kinds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown)) <= 80
+    counts = {line.split()[0]: int(line.split()[1]) for line in shown[: len(KINDS)]}
+    assert set(counts) == set(KINDS)
+    assert main(["list", "metrics"]) == 0
+    assert f"metrics ({counts['metrics']})" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lists_fit_a_narrow_terminal(
+    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recgrad.cli.console.PIPE_WIDTH", 80)
+    assert main(["list", kind]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(cell_len, lines)) <= 80
+    # Nothing is cut into columns of a few letters.
+    assert len(lines) < 12 * len([line for line in lines if line and not line.startswith(" ")])
 
 
 def test_list_of_an_unknown_name_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

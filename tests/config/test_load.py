@@ -312,7 +312,9 @@ def test_a_byte_order_mark_is_passed_over(written: Written) -> None:
 def test_paths_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "deepfm.config").write_text("model_dir: 'a'")
     assert error_of(tmp_path / "deepfn.config").endswith("no such file; did you mean 'deepfm.config'?")
-    assert error_of(tmp_path).endswith("is a directory; give the config file in it")
+    assert error_of(tmp_path).endswith(
+        "is a folder without pipeline.config; name a config file, or the model_dir of a run"
+    )
     assert "cannot be read" in error_of("a\0b")
     assert error_of(3) == "a config is a path, a dict or a PipelineConfig message, not int"
 
@@ -416,3 +418,14 @@ def test_the_environment_asks_for_one_underscore(written, monkeypatch: pytest.Mo
     assert joiner_of(load_config(path)) == "_"  # what was read once stays in the saved config
     monkeypatch.setenv("USE_RTP", "1")
     assert joiner_of(load_config(written("rtp_names: false"))) == "__"
+
+
+def test_a_model_dir_means_its_config_wherever_it_is_now(tmp_path: Path, written: Written) -> None:
+    config = load_config(written('model_dir: "elsewhere/model" train_input_path: "a"'))
+    save_config(config, tmp_path / "moved" / "pipeline.config")
+    loaded = load_with_locations(tmp_path / "moved")
+    assert loaded.message.model_dir == str(tmp_path / "moved")
+    config.model_dir = str(tmp_path / "moved")
+    assert loaded.message == config
+    assert loaded.locations.where("model_dir") == "model_dir"
+    assert loaded.locations.where("train_input_path") == "pipeline.config:1 train_input_path"

@@ -177,7 +177,8 @@ def test_the_bar_shows_step_total_and_evaluation(
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setenv("COLUMNS", "250")
     monkeypatch.setattr(
-        "recgrad.training.assembly.build_console_sink", lambda: console.build_console_sink(is_terminal=True)
+        "recgrad.training.assembly.build_console_sink",
+        lambda *_: console.build_console_sink(is_terminal=True),
     )
     result = recgrad.train(config)
     text = shown.getvalue()

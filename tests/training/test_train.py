@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import recgrad
+from recgrad.cli.main import main
 from recgrad.config import PipelineConfig, load_config
 from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.errors import ConfigError, DataError, RecgradError
@@ -258,3 +260,27 @@ def test_the_moving_average_is_evaluated_unless_told_not_to(config: PipelineConf
     assert recgrad.evaluate(config) == averaged
     config.eval_config.use_dense_ema = False
     assert recgrad.evaluate(config) != averaged
+
+
+def test_a_model_dir_stands_for_its_config_wherever_it_is_moved(
+    config: PipelineConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config.eval_config.log_step_count_steps = 1
+    result = recgrad.train(config)
+    Path(config.model_dir).rename(tmp_path / "moved")
+    assert recgrad.evaluate(tmp_path / "moved") == result.metrics
+    capsys.readouterr()
+    moved = str(tmp_path / "moved")
+    with caplog.at_level(logging.INFO, "recgrad.training"):
+        assert main(["eval", moved]) == 0
+    assert "evaluated 1/2 batches" in [record.getMessage() for record in caplog.records]
+    assert f"auc: {result.metrics['auc']:.6f}" in capsys.readouterr().out
+    rows, target = config.eval_input_path, str(tmp_path / "predicted.parquet")
+    assert main(["predict", moved, "--predict_input_path", rows, "--predict_output_path", target]) == 0
+    assert main(["check", moved]) == 0
+    assert main(["schedule", moved, "--steps", "10"]) == 0
+    assert main(["train", moved, "--continue_train"]) == 0
+    assert "nothing was left to train" in capsys.readouterr().out

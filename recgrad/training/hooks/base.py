@@ -51,6 +51,9 @@ class Hook:
     def after_epoch(self, trainer: Trainer) -> None:
         """After a full pass over the data; `trainer.state.epoch` counts it."""
 
+    def during_evaluation(self, trainer: Trainer, done: int, total: int | None) -> None:
+        """After each batch of an evaluation, of which there are `total`; must cost next to nothing."""
+
     def after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         """After an evaluation."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from recgrad.terminal import printable, say
@@ -17,14 +19,43 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-def build_console_sink(*, is_terminal: bool | None = None) -> ProgressBar | PlainLines:
-    """A bar when standard error is a terminal, else lines."""
+_log = logging.getLogger("recgrad.training")
+
+
+def build_console_sink(
+    evaluation_every: int = 0, *, is_terminal: bool | None = None
+) -> ProgressBar | PlainLines:
+    """A bar when standard error is a terminal, else lines, as `PlainLines` has them."""
     terminal = sys.stderr.isatty() if is_terminal is None else is_terminal
-    return ProgressBar() if terminal else PlainLines()
+    return ProgressBar() if terminal else PlainLines(evaluation_every)
+
+
+def log_progress(every: int) -> Callable[[int, int | None], None]:
+    """Logs a line about an evaluation that is under way each `every` batches; 0: never."""
+
+    def progress(done: int, total: int | None) -> None:
+        if every and done % every == 0:
+            _log.info("evaluated %s batches", _count(done, total))
+
+    return progress
+
+
+@contextmanager
+def evaluation_bar() -> Iterator[Callable[[int, int | None], None] | None]:
+    """What shows how far an evaluation is, on a terminal and until it ends; None elsewhere."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with _build_progress(None, transient=True) as bar:
+        task = bar.add_task("evaluating", total=None, count="", numbers="")
+        yield lambda done, total: bar.update(task, completed=done, total=total, count=_count(done, total))
 
 
 class PlainLines:
-    """One line a record, one an evaluation."""
+    """One line a record, one an evaluation, and one each `evaluation_every` batches of it (0: none)."""
+
+    def __init__(self, evaluation_every: int = 0) -> None:
+        self._progress = log_progress(evaluation_every)
 
     def start(self, trainer: Trainer) -> None:
         if trainer.state.step:
@@ -35,6 +66,9 @@ class PlainLines:
 
     def record(self, trainer: Trainer, record: LogRecord) -> None:
         self._say(f"step {record.step}  {describe_record(record)}")
+
+    def evaluating(self, trainer: Trainer, done: int, total: int | None) -> None:
+        self._progress(done, total)
 
     def evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         self._say(f"step {trainer.state.step}  evaluation: {describe_metrics(metrics)}")
@@ -56,6 +90,8 @@ class ProgressBar:
     def __init__(self, console: Console | None = None) -> None:
         self._progress = _build_progress(console)
         self._task: TaskID | None = None
+        self._evaluation: TaskID | None = None
+        self._recorded = False
 
     def start(self, trainer: Trainer) -> None:
         total = _total_steps(trainer)
@@ -69,12 +105,23 @@ class ProgressBar:
         assert self._task is not None
         total = self._progress.tasks[0].total
         self._progress.update(self._task, completed=report.step, count=_count(report.step, total))
+        if not self._recorded:  # the first record may be long in coming
+            numbers = "  ".join([*_losses(report.losses), *_rates(report.rates)])
+            self._progress.update(self._task, numbers=numbers)
 
     def record(self, trainer: Trainer, record: LogRecord) -> None:
         assert self._task is not None
+        self._recorded = True
         self._progress.update(self._task, numbers=describe_record(record))
 
+    def evaluating(self, trainer: Trainer, done: int, total: int | None) -> None:
+        count = _count(done, total)
+        if self._evaluation is None:
+            self._evaluation = self._progress.add_task("evaluating", total=total, count=count, numbers="")
+        self._progress.update(self._evaluation, completed=done, count=count)
+
     def evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        self._end_evaluation()
         self._say(f"step {trainer.state.step}  evaluation: {describe_metrics(metrics)}")
 
     def end(self, trainer: Trainer) -> None:
@@ -82,13 +129,19 @@ class ProgressBar:
             self._say(trainer.state.stopped)
 
     def close(self) -> None:
+        self._end_evaluation()
         self._progress.stop()
+
+    def _end_evaluation(self) -> None:
+        if self._evaluation is not None:
+            self._progress.remove_task(self._evaluation)
+            self._evaluation = None
 
     def _say(self, text: str) -> None:
         self._progress.console.print(printable(text), markup=False, highlight=False)
 
 
-def _build_progress(console: Console | None) -> Progress:
+def _build_progress(console: Console | None, *, transient: bool = False) -> Progress:
     # Runs without a terminal do not wait for these.
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -112,16 +165,15 @@ def _build_progress(console: Console | None) -> Progress:
         TimeRemainingColumn(),
         console=console or Console(stderr=True),
         refresh_per_second=4,
+        transient=transient,
     )
 
 
 def describe_record(record: LogRecord) -> str:
     """Losses, rates, metrics and throughput in one line."""
-    parts = [f"{name} {value:.5f}" for name, value in record.losses.items() if name != "total"]
-    if len(parts) != 1:
-        parts.insert(0, f"loss {record.losses['total']:.5f}")
+    parts = _losses(record.losses)
     parts += [f"{name} {value:.4f}" for name, value in record.metrics.items()]
-    parts += [f"lr[{name}] {rate:.3g}" for name, rate in record.rates.items()]
+    parts += _rates(record.rates)
     parts.append(f"{record.samples_per_sec:,.0f} samples/s")
     parts.append(f"data wait {record.data_wait_share:.0%}")
     if record.resident_bytes is not None:
@@ -131,6 +183,16 @@ def describe_record(record: LogRecord) -> str:
     if record.skipped:
         parts.append(f"{record.skipped} skipped")
     return "  ".join(parts)
+
+
+def _losses(losses: Mapping[str, float]) -> list[str]:
+    """The terms of the loss, after their sum where there are several."""
+    parts = [f"{name} {value:.5f}" for name, value in losses.items() if name != "total"]
+    return parts if len(parts) == 1 else [f"loss {losses['total']:.5f}", *parts]
+
+
+def _rates(rates: Mapping[str, float]) -> list[str]:
+    return [f"lr[{name}] {rate:.3g}" for name, rate in rates.items()]
 
 
 def describe_metrics(metrics: Mapping[str, float]) -> str:

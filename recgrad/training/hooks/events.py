@@ -54,6 +54,9 @@ class EventLog:
     def record(self, trainer: Trainer, record: LogRecord) -> None:
         self._write({"kind": "train", "time": time.time(), **asdict(record)})
 
+    def evaluating(self, trainer: Trainer, done: int, total: int | None) -> None:
+        """Only what came of it is kept."""
+
     def evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         step = trainer.state.step
         best = {key: value for key, value in trainer.state.best_evaluation.items() if key != "metrics"}

@@ -62,6 +62,9 @@ class Sink(Protocol):
     def record(self, trainer: Trainer, record: LogRecord) -> None:
         """Each log interval."""
 
+    def evaluating(self, trainer: Trainer, done: int, total: int | None) -> None:
+        """Each batch of an evaluation; must cost next to nothing."""
+
     def evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         """Each evaluation."""
 
@@ -92,6 +95,10 @@ class Log(Hook):
             sink.step(trainer, report)
         if report.step % self.every_steps == 0:
             self._flush(trainer)
+
+    def during_evaluation(self, trainer: Trainer, done: int, total: int | None) -> None:
+        for sink in self.sinks:
+            sink.evaluating(trainer, done, total)
 
     def after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         self._flush(trainer)

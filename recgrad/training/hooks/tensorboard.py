@@ -56,6 +56,9 @@ class TensorBoard:
         if self.summaries & {"parameter", "gradient", "gradient_norm"}:
             self._parameters(trainer, record.step)
 
+    def evaluating(self, trainer: Trainer, done: int, total: int | None) -> None:
+        """Only what came of it is kept."""
+
     def evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         writer = self._writer(EVALUATION)
         for name, value in metrics.items():
