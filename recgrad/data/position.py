@@ -14,6 +14,13 @@ from recgrad.errors import DataError
 RANKS = "the number of ranks"
 """The setting that may change within an epoch, see `Loader.position_from`."""
 
+FROM_WEIGHTS = (
+    "begin another run from these weights: --fine_tune_checkpoint OLD_MODEL_DIR --model_dir NEW_DIR takes "
+    "the optimizers' state along (incremental training), with --ignore_restore_optimizer it leaves that out "
+    "(fine-tuning)"
+)
+"""What to do where a run cannot be resumed because its data, or their order, are others."""
+
 _COMMON = ("epoch", "settings", "files")
 
 
@@ -110,7 +117,7 @@ class Position:
             if now.get(name) != value:
                 raise DataError(
                     f"data: {name} was {value} when the position was saved and is {now.get(name)} now; "
-                    "go on with the same setting, or begin anew from the weights (fine_tune_checkpoint)"
+                    f"resume with the same setting, or {FROM_WEIGHTS}"
                 )
         if tuple(files) != self.files:
             raise DataError(f"data: {_difference(dict(self.files), dict(files))}")
@@ -165,16 +172,19 @@ def identify(identities: Sequence[FileIdentity]) -> tuple[tuple[str, str], ...]:
 def _difference(before: dict[str, str], now: dict[str, str]) -> str:
     for name, mark in before.items():
         if name not in now:
-            return f"{name} was part of the data when the position was saved and is not now; put it back"
+            return (
+                f"{name} was part of the data when the position was saved and is not now; put it back, or, "
+                f"to train on other data, {FROM_WEIGHTS}"
+            )
         if now[name] != mark:
             size, new_size = mark.partition(":")[0], now[name].partition(":")[0]
             how = f"{size} bytes then, {new_size} now" if size != new_size else "same size, other content"
             return (
-                f"{name} changed since the position was saved ({how}); put the old file back, or begin anew "
-                "from the weights (fine_tune_checkpoint)"
+                f"{name} changed since the position was saved ({how}); put the old file back, or, to train "
+                f"on other data, {FROM_WEIGHTS}"
             )
     added = next(name for name in now if name not in before)
     return (
-        f"{added} was added since the position was saved; take it away until the epoch has ended, or begin "
-        "anew from the weights (fine_tune_checkpoint)"
+        f"{added} was added since the position was saved; take it away until the epoch has ended, or, to "
+        f"train on other data, {FROM_WEIGHTS}"
     )

@@ -18,6 +18,7 @@ from recgrad.config import PipelineConfig, save_config
 from recgrad.config.load import CONFIG_FILE
 from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
+from recgrad.data.position import FROM_WEIGHTS
 from recgrad.errors import RecgradError, system_reason, whole_path
 from recgrad.training.assembly import (
     Training,
@@ -361,7 +362,10 @@ def _how_to_go_on(trainer: Trainer, command: str) -> str:
         return f"stopped {where} step {state.step}; go on with: {command}"
     if not trainer.samples_here and not state.stopped:
         limit = "num_steps" if trainer.length.num_steps is not None else "num_epochs"
-        return f"nothing was left to train after step {state.step}; raise train_config.{limit} to go on"
+        return (
+            f"nothing was left to train after step {state.step}; raise train_config.{limit} to go on, or, to "
+            f"train on new data, {FROM_WEIGHTS}"
+        )
     return ""
 
 

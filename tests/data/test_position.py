@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from recgrad.data import Batch, Loader, Position
+from recgrad.data.position import FROM_WEIGHTS
 from recgrad.errors import DataError
 
 SIZES = [130, 9, 75]
@@ -178,10 +180,13 @@ def test_a_changed_file_is_named(write_rows, open_loader, make_rows):
         deliver(open_loader(str(path), setting(1, False)), 0, Position.from_json(saved))
     assert str(error.value) == (
         f"data: part-1.parquet changed since the position was saved ({size} bytes then, {now} now); "
-        "put the old file back, or begin anew from the weights (fine_tune_checkpoint)"
+        f"put the old file back, or, to train on other data, {FROM_WEIGHTS}"
     )
     (path / "part-1.parquet").rename(path / "part-9.parquet")
-    with pytest.raises(DataError, match=r"part-1\.parquet was part of the data when the position was saved"):
+    assert "incremental training" in FROM_WEIGHTS
+    assert "fine-tuning" in FROM_WEIGHTS
+    gone = r"part-1\.parquet was part of the data when the position was saved .*; put it back, or, "
+    with pytest.raises(DataError, match=gone + re.escape(f"to train on other data, {FROM_WEIGHTS}")):
         deliver(open_loader(str(path), setting(1, False)), 0, Position.from_json(saved))
 
 
@@ -199,8 +204,8 @@ def test_a_changed_setting_is_named(write_rows, open_loader):
     with pytest.raises(DataError) as error:
         deliver(open_loader(path, setting(1, True), seed=9), 0, Position.from_json(saved))
     assert str(error.value) == (
-        "data: seed was 0 when the position was saved and is 9 now; go on with the same setting, "
-        "or begin anew from the weights (fine_tune_checkpoint)"
+        "data: seed was 0 when the position was saved and is 9 now; resume with the same setting, or "
+        + FROM_WEIGHTS
     )
 
 

@@ -20,6 +20,7 @@ from google.protobuf import text_format
 
 import recgrad
 from recgrad.config import PipelineConfig, save_config
+from recgrad.data.position import FROM_WEIGHTS
 from recgrad.errors import CheckpointError, DataError, RecgradError
 from recgrad.optim.dense import DENSE_OPTIMIZERS
 from recgrad.optim.schedules import SCHEDULES
@@ -342,7 +343,7 @@ def test_data_in_another_order_are_refused_before_anything_is_changed(
         config.data_config.shuffle = not config.data_config.shuffle
     else:
         config.data_config.batch_size //= 2
-    with pytest.raises(DataError, match=rf"data: {field} was .* go on with the same setting"):
+    with pytest.raises(DataError, match=rf"data: {field} was .* resume with the same setting"):
         recgrad.train(config, model_dir=tmp_path / "m", continue_train=True)
     assert {name: (tmp_path / "m" / name).read_bytes() for name in before} == before
 
@@ -352,9 +353,11 @@ def test_a_complete_run_says_what_would_lengthen_it(config: PipelineConfig, tmp_
     assert recgrad.train(config, model_dir=tmp_path / "m").hint == ""
     result = recgrad.train(config, model_dir=tmp_path / "m", continue_train=True)
     assert result.step == 3
-    assert result.describe().endswith(
-        "nothing was left to train after step 3; raise train_config.num_steps to go on"
+    left = (
+        "nothing was left to train after step 3; raise train_config.num_steps to go on, or, to train on new"
     )
+    assert left in result.describe()
+    assert result.describe().endswith(FROM_WEIGHTS)
 
 
 def test_another_sparse_optimizer_is_refused_with_the_way_out(config: PipelineConfig, tmp_path: Path) -> None:
