@@ -353,9 +353,7 @@ def test_a_complete_run_says_what_would_lengthen_it(config: PipelineConfig, tmp_
     assert recgrad.train(config, model_dir=tmp_path / "m").hint == ""
     result = recgrad.train(config, model_dir=tmp_path / "m", continue_train=True)
     assert result.step == 3
-    left = (
-        "nothing was left to train after step 3; raise train_config.num_steps to go on, or, to train on new"
-    )
+    left = "nothing was left to train after step 3; raise train_config.num_steps to go on, or, to train"
     assert left in result.describe()
     assert result.describe().endswith(FROM_WEIGHTS)
 
