@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,23 +100,37 @@ def _conditions_text(conditions: Mapping[str, str]) -> str:
 def _show_tables(snapshot: Snapshot, entries: Mapping[str, TableEntry], console: Console) -> None:
     if not snapshot.tables:
         return
-    table = _table("table", ">rows", ">touched", ">dim", "dtype", "optimizer states", ">size", "shards")
-    for rows in sorted(snapshot.tables, key=lambda rows: rows.name):
-        none = rows.part((0, 0))
-        states = ", ".join(_describe_state(name, state) for name, state in none.states.items()) or "none"
-        touched = f"{rows.touched_rows:,}"
-        size = _size(rows.nbytes)
-        table.add_row(
-            _plain(rows.name),
-            f"{rows.num_rows:,}",
-            touched,
-            f"{rows.dim}",
-            str(none.weights.dtype),
-            _plain(states),
-            size,
-            _describe_shards(entries[rows.name]),
-        )
+    columns = ("table", ">rows", ">touched", ">dim", "dtype", "optimizer states", ">size", "shards")
+    cells = [_table_cells(rows, entries[rows.name]) for rows in sorted(snapshot.tables, key=lambda r: r.name)]
+    table = _filled(columns, cells)
+    unbound = console.options.update(max_width=10_000)
+    if console.measure(table, options=unbound).maximum > console.width:
+        # What is the same of every table is said once.
+        cells = [[cell.replace(f"[{row[3]}]", "[dim]") for cell in row] for row in cells]
+        same = [i for i in (4, 5, 7) if len({row[i] for row in cells}) == 1]
+        kept = [i for i in range(len(columns)) if i not in same]
+        table = _filled([columns[i] for i in kept], [[row[i] for i in kept] for row in cells])
+        said = [f"{columns[i]} {cells[0][i]}" for i in same]
+        console.print(table)
+        if said:
+            console.print(_plain(f"every table: {'; '.join(said)}"))
+        return
     console.print(table)
+
+
+def _table_cells(rows: Any, entry: TableEntry) -> list[str]:
+    none = rows.part((0, 0))
+    states = ", ".join(_describe_state(name, state) for name, state in none.states.items()) or "none"
+    return [
+        rows.name,
+        f"{rows.num_rows:,}",
+        f"{rows.touched_rows:,}",
+        f"{rows.dim}",
+        str(none.weights.dtype),
+        states,
+        _size(rows.nbytes),
+        _describe_shards(entry),
+    ]
 
 
 def _describe_shards(entry: TableEntry) -> str:
@@ -237,6 +251,14 @@ def _table(*columns: str) -> Any:
     for column in columns:
         right = column.startswith(">")
         table.add_column(column.removeprefix(">"), justify="right" if right else "left", overflow="fold")
+    return table
+
+
+def _filled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
+    """A table of these rows."""
+    table = _table(*columns)
+    for row in rows:
+        table.add_row(*map(_plain, row))
     return table
 
 

@@ -83,13 +83,17 @@ class Comparison:
         groups = "" if self.groups is None else f" in {self.groups:,} groups"
         lines = [f"{self.rows:,} rows{groups}, positive rate {self.positive_rate:.4f}"]
         interval = f"{self.confidence:.0%} interval"
-        lines.append(f"{'':<12} {'A':>9} {'B':>9} {'B − A':>10}   {interval:^22} {'p':>7}   method")
+        lines.append(f"{'':<12} {'A':>9} {'B':>9} {'B − A':>10}   {interval:^22} {'p':>7}")
         for d in self.differences:
             span = f"[{d.low:+.6f}, {d.high:+.6f}]"
             lines.append(
                 f"{d.metric:<12} {d.a:>9.6f} {d.b:>9.6f} {d.difference:>+10.6f}   {span:^22} "
-                f"{d.p_value:>7.2g}   {d.method}"
+                f"{d.p_value:>7.2g}"
             )
+        by_method: dict[str, list[str]] = {}
+        for d in self.differences:
+            by_method.setdefault(d.method, []).append(d.metric)
+        lines += [f"{', '.join(metrics)}: {method}" for method, metrics in by_method.items()]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join([*lines, f"verdict: {self.verdict}"])
 

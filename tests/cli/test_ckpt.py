@@ -160,3 +160,21 @@ def test_an_action_is_required(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["ckpt"])
     assert ended.value.code == 2
+
+
+def test_tables_fit_a_narrow_terminal(save, capsys, monkeypatch):
+    monkeypatch.setattr("recgrad.cli.console.PIPE_WIDTH", 80)
+    ids, states = np.array([1, 2]), ("exp_avg", "exp_avg_sq")
+    tables = []
+    for name, dim in (("category_of_the_item_emb", 8), ("category_of_the_item_emb_wide", 1)):
+        weights = np.ones((2, dim), np.float32)
+        tables.append(
+            TableRows(name, 100_000, dim, ids, weights, {**dict.fromkeys(states, weights), "t": np.array(20)})
+        )
+    assert main(["ckpt", "show", str(save("run", Snapshot(20, {}, tables)))]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    (wide,) = [line.split() for line in lines if line.startswith("category_of_the_item_emb_wide")]
+    assert wide == ["category_of_the_item_emb_wide", "100,000", "2", "1", "48", "B"]
+    same = "every table: dtype float32; optimizer states exp_avg [dim], exp_avg_sq [dim], t 20; shards 1"
+    assert same in " ".join(lines)

@@ -72,6 +72,7 @@ def test_the_bar_has_room_for_all_it_tells(columns: int) -> None:
     lines = screen.shown()
     screen.bar.close()
     assert max(map(len, lines)) <= columns
+    assert any("12,345 samples/s" in line for line in lines)  # a number stays with its unit
     shown = " ".join(" ".join(lines).split())
     for part in ("60/12,000", "left", "binary_cross_entropy 0.63307", "auc 0.6638", "lr[dense] 0.003"):
         assert part in shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,7 @@ def evaluation_bar() -> Iterator[Callable[[int, int | None], None] | None]:
         yield None
         return
     with _build_progress(None, transient=True) as bar:
-        task = bar.add_task("evaluating", total=None, count="", numbers="")
+        task = bar.add_task("evaluating", total=None, count="", numbers=())
         yield lambda done, total: bar.update(task, completed=done, total=total, count=_count(done, total))
 
 
@@ -98,7 +98,7 @@ class ProgressBar:
         done = trainer.state.step
         self._progress.start()
         self._task = self._progress.add_task(
-            "training", total=total, completed=done, count=_count(done, total), numbers=""
+            "training", total=total, completed=done, count=_count(done, total), numbers=()
         )
 
     def step(self, trainer: Trainer, report: StepReport) -> None:
@@ -106,18 +106,18 @@ class ProgressBar:
         total = self._progress.tasks[0].total
         self._progress.update(self._task, completed=report.step, count=_count(report.step, total))
         if not self._recorded:  # the first record may be long in coming
-            numbers = "  ".join([*_losses(report.losses), *_rates(report.rates)])
+            numbers = [*_losses(report.losses), *_rates(report.rates)]
             self._progress.update(self._task, numbers=numbers)
 
     def record(self, trainer: Trainer, record: LogRecord) -> None:
         assert self._task is not None
         self._recorded = True
-        self._progress.update(self._task, numbers=describe_record(record))
+        self._progress.update(self._task, numbers=_parts(record))
 
     def evaluating(self, trainer: Trainer, done: int, total: int | None) -> None:
         count = _count(done, total)
         if self._evaluation is None:
-            self._evaluation = self._progress.add_task("evaluating", total=total, count=count, numbers="")
+            self._evaluation = self._progress.add_task("evaluating", total=total, count=count, numbers=())
         self._progress.update(self._evaluation, completed=done, count=count)
 
     def evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
@@ -152,9 +152,9 @@ def _build_progress(console: Console | None, *, transient: bool = False) -> Prog
 
         def get_renderables(self) -> Iterator[RenderableType]:
             yield from super().get_renderables()
-            yield from (
-                Text(printable(task.fields["numbers"])) for task in self.tasks if task.fields["numbers"]
-            )
+            for task in self.tasks:
+                for line in filled_lines(task.fields["numbers"], self.console.width):
+                    yield Text(printable(line))
 
     return BarAboveNumbers(
         TextColumn("{task.description}"),
@@ -171,6 +171,22 @@ def _build_progress(console: Console | None, *, transient: bool = False) -> Prog
 
 def describe_record(record: LogRecord) -> str:
     """Losses, rates, metrics and throughput in one line."""
+    return "  ".join(_parts(record))
+
+
+def filled_lines(parts: Sequence[str], width: int) -> list[str]:
+    """The parts in lines of at most `width`, none of them torn apart unless it alone is longer."""
+    lines: list[str] = []
+    for part in parts:
+        longer = f"{lines[-1]}  {part}" if lines else part
+        if lines and len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return lines
+
+
+def _parts(record: LogRecord) -> list[str]:
     parts = _losses(record.losses)
     parts += [f"{name} {value:.4f}" for name, value in record.metrics.items()]
     parts += _rates(record.rates)
@@ -182,7 +198,7 @@ def describe_record(record: LogRecord) -> str:
         parts.append(f"CPU {record.cpu_share:.0%}")
     if record.skipped:
         parts.append(f"{record.skipped} skipped")
-    return "  ".join(parts)
+    return parts
 
 
 def _losses(losses: Mapping[str, float]) -> list[str]:
