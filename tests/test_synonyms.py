@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from recgrad.check.capabilities import REGISTRIES
 from recgrad.cli.list import KINDS
 from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.config.proto.feature_pb2 import FeatureConfig
@@ -15,7 +16,6 @@ from recgrad.config.proto.seq_encoder_pb2 import SeqEncoderConfig
 from recgrad.config.values import _LISTED, unknown_enum, unknown_field
 from recgrad.errors import nearest
 from recgrad.synonyms import SYNONYMS, folded
-from recgrad.training.capabilities import REGISTRIES
 
 
 @pytest.mark.parametrize(

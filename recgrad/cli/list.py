@@ -72,7 +72,7 @@ class List(Command):
 
 def describe_kinds() -> str:
     """A line for each kind: how many there are, and as many of them as fit."""
-    from recgrad.training.capabilities import available
+    from recgrad.check.capabilities import available
 
     names = available()
     lines = []
