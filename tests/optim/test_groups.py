@@ -249,10 +249,12 @@ def test_cycle_momentum_written_for_an_optimizer_without_one_is_refused():
 
 
 def test_the_log_shows_who_got_what(caplog):
-    with caplog.at_level(logging.INFO, "recgrad.optim.groups"):
+    with caplog.at_level(logging.DEBUG, "recgrad.optim.groups"):
         build("muon_optimizer { lr: 0.02 } ")
-    lines = caplog.text.splitlines()
-    assert any(
-        "2.weight" in line and "hidden matrix" in line and "Muon" in line and "0.02" in line for line in lines
-    )
-    assert any("0.bias" in line and "dense.fallback" in line and "AdamW" in line for line in lines)
+    summary, table = (record.getMessage() for record in caplog.records)
+    assert summary.startswith("dense: Muon, lr 0.02, Constant, 2 parameters of 50 weights; fallback: AdamW, ")
+    muon, fallback = table.split("dense.fallback: AdamW, ")
+    assert "dense: Muon, lr 0.02, " in muon
+    assert any("2.weight" in line and "hidden matrix" in line for line in muon.splitlines())
+    assert any("0.bias" in line and "bias" in line for line in fallback.splitlines())
+    assert max(map(len, table.splitlines())) <= 80
