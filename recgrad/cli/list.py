@@ -44,8 +44,8 @@ class Listed:
 class List(Command):
     """List what a config can name: optimizers, schedules, losses, metrics, models, features …
 
-    Without a kind, lists the kinds. With a name after the kind, shows that one alone. Optimizers, schedules, losses,
-    metrics and models of your own go beside these, by import path: docs/extending.md.
+    Without a kind, lists the kinds. With a name after the kind, shows that one alone. Optimizers, schedules,
+    losses, metrics and models of your own go beside these, by import path: docs/extending.md.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
