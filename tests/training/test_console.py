@@ -76,7 +76,14 @@ def test_the_bar_has_room_for_all_it_tells(columns: int) -> None:
     shown = " ".join(" ".join(lines).split())
     for part in ("60/12,000", "left", "binary_cross_entropy 0.63307", "auc 0.6638", "lr[dense] 0.003"):
         assert part in shown
-    wanted = ("lr[sparse] 0.05", "12,345 samples/s", "data wait 25%", "memory 1.23 GB", "CPU 88%", "1 skipped")
+    wanted = (
+        "lr[sparse] 0.05",
+        "12,345 samples/s",
+        "data wait 25%",
+        "memory 1.23 GB",
+        "CPU 88%",
+        "1 skipped",
+    )
     for part in wanted:
         assert part in shown
 
