@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import pkgutil
 import re
 import sys
@@ -18,12 +19,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from recgrad.errors import RecgradError, nearest
+from recgrad.limits import keep_limits
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
-C = TypeVar("C")
+C = TypeVar("C", bound=Callable[..., Any])
 
 
 class UnknownNameError(RecgradError, KeyError):
@@ -47,15 +49,16 @@ class Registry(Generic[T]):
         self._surveyed = False
 
     def register(self, name: str) -> Callable[[C], C]:
-        """Class or function decorator that files its target under `name`."""
+        """Class or function decorator that files its target under `name`, and has it keep its limits."""
 
         def add(component: C) -> C:
             home = self._homes.get(name)
             if name in self._entries or (home is not None and home not in sys.modules):
                 raise self._twice(name)
             self._homes.pop(name, None)
-            self._entries[name] = component  # type: ignore[assignment]
-            return component
+            kept = keep_limits(component)
+            self._entries[name] = kept  # type: ignore[assignment]
+            return kept
 
         return add
 
@@ -74,7 +77,7 @@ class Registry(Generic[T]):
         anything that can be imported.
         """
         if "." in class_path:
-            return import_class(class_path)
+            return keep_limits(import_class(class_path))
         try:
             return _as_class(self[class_path], class_path)
         except UnknownNameError as error:
@@ -118,7 +121,7 @@ class Registry(Generic[T]):
                 f"{self.kind} '{name}': cannot load {home.value}, which an installed package "
                 f"gives in its entry points '{self.group}' ({error})"
             ) from error
-        if self._entries.get(name) is not component:
+        if inspect.unwrap(self._entries.get(name)) is not inspect.unwrap(component):
             self.register(name)(component)
 
     def _survey(self) -> None:

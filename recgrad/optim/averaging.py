@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recgrad.errors import CheckpointError
+from recgrad.limits import Share, keep_limits
 from recgrad.optim import foreach
-from recgrad.optim.bounds import below_one
 from recgrad.optim.part import OptimizerPart, averages_weights, distinct_optimizers
 from recgrad.optim.roles import batch_norms
 
@@ -21,6 +21,7 @@ Statistics: TypeAlias = list[list[Tensor]]
 """The running mean, variance and count of each BatchNorm layer."""
 
 
+@keep_limits
 class EMA:
     """An exponential moving average of weights: a = decay·a + (1 − decay)·w after every update.
 
@@ -31,8 +32,7 @@ class EMA:
         decay: the share of the old average that is kept, in [0, 1).
     """
 
-    def __init__(self, named_parameters: Iterable[tuple[str, Tensor]], decay: float = 0.999) -> None:
-        below_one(decay, "decay")
+    def __init__(self, named_parameters: Iterable[tuple[str, Tensor]], decay: Share = 0.999) -> None:
         self.decay = decay
         self.updates = 0
         self.parameters = dict(named_parameters)

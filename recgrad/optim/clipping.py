@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from recgrad.limits import Positive, Range, keep_limits
 from recgrad.optim import foreach
-from recgrad.optim.bounds import above, one_of
 
 #: Combines a tensor over all processes: their sum, or their maximum.
 Reduce = Callable[[Tensor, Literal["sum", "max"]], Tensor]
@@ -33,6 +33,7 @@ class ClippedSparse(Protocol):
         """Clamps each element of the gradients to ±limit."""
 
 
+@keep_limits
 @dataclass(frozen=True)
 class GradientClipping:
     """How gradients are clipped before an update.
@@ -47,15 +48,10 @@ class GradientClipping:
             they count once; of sparse ones every process holds a share.
     """
 
-    clipping_type: str = "none"
-    max_gradient: float = 1.0
-    norm_type: float = 2.0
+    clipping_type: Literal["norm", "value", "none"] = "none"
+    max_gradient: Positive = 1.0
+    norm_type: Annotated[float, Range("(0, ∞]")] = 2.0
     enable_global_grad_clip: bool = False
-
-    def __post_init__(self) -> None:
-        one_of(self.clipping_type, ("norm", "value", "none"), "clipping_type")
-        above(self.max_gradient, 0, "max_gradient")
-        above(self.norm_type, 0, "norm_type")
 
     def apply(
         self, dense: list[Tensor], sparse: Sequence[ClippedSparse], reduce: Reduce | None = None

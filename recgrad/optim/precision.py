@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from recgrad.limits import Count, Inside, Positive, Range, keep_limits
 from recgrad.optim import foreach
-from recgrad.optim.bounds import above, at_least, inside_unit
 
 PRECISIONS = {"BF16": torch.bfloat16, "FP16": torch.float16}
 _LARGEST = float(torch.finfo(torch.float32).max)
@@ -36,6 +36,7 @@ def set_tf32(*, cudnn: bool, matmul: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = matmul
 
 
+@keep_limits
 class LossScaler:
     """A loss scale that grows while gradients stay finite and backs off when they do not.
 
@@ -48,15 +49,11 @@ class LossScaler:
     def __init__(
         self,
         *,
-        init_scale: float = 65536.0,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
+        init_scale: Positive = 65536.0,
+        growth_factor: Annotated[float, Range("(1, ∞)")] = 2.0,
+        backoff_factor: Inside = 0.5,
+        growth_interval: Count = 2000,
     ) -> None:
-        above(init_scale, 0, "init_scale")
-        above(growth_factor, 1, "growth_factor")
-        inside_unit(backoff_factor, "backoff_factor")
-        at_least(growth_interval, 1, "growth_interval")
         self.scale = float(init_scale)
         self.growth_factor = growth_factor
         self.backoff_factor = backoff_factor

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from recgrad.optim.bounds import above, at_least, below_one
+from recgrad.limits import Range, Share, keep_limits
 from recgrad.optim.part import OptimizerPart
 
 
@@ -31,14 +32,15 @@ class RangeTest:
     diverged: bool
 
 
+@keep_limits
 def range_test(
     step: Callable[[float], float],
     *,
     start: float = 1e-6,
     end: float = 10.0,
-    steps: int = 100,
-    smoothing: float = 0.8,
-    divergence: float = 4.0,
+    steps: Annotated[int, Range("[10, ∞)")] = 100,
+    smoothing: Share = 0.8,
+    divergence: Annotated[float, Range("(1, ∞)")] = 4.0,
 ) -> RangeTest:
     """Makes updates at rates that rise from start to end by a constant factor, and watches the loss.
 
@@ -52,9 +54,6 @@ def range_test(
     """
     if not 0 < start < end:
         raise ValueError(f"start and end must be 0 < start < end, got {start} and {end}")
-    at_least(steps, 10, "steps")
-    below_one(smoothing, "smoothing")
-    above(divergence, 1, "divergence")
     factor = (end / start) ** (1 / (steps - 1))
     rates: list[float] = []
     losses: list[float] = []

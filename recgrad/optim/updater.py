@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from recgrad.errors import CheckpointError, RecgradError, nearest
+from recgrad.limits import Count, keep_limits
 from recgrad.optim.averaging import EMA, Averages
-from recgrad.optim.bounds import at_least
 from recgrad.optim.clipping import GradientClipping, Reduce, total_norm
 from recgrad.optim.optimizer_state import check_parts, describe_part, load_optimizer, load_schedule
 from recgrad.optim.part import OptimizerPart, distinct_optimizers
@@ -42,6 +42,7 @@ class StepResult:
         return self.updated
 
 
+@keep_limits
 class Updater:
     """Turns losses into updates of the dense and the sparse weights, in one order.
 
@@ -72,7 +73,7 @@ class Updater:
         dense: Sequence[OptimizerPart],
         sparse: Sequence[OptimizerPart] = (),
         *,
-        accumulation_steps: int = 1,
+        accumulation_steps: Count = 1,
         mixed_precision: str | None = None,
         grad_scaler: LossScaler | None = None,
         grad_clipping: GradientClipping | None = None,
@@ -83,7 +84,6 @@ class Updater:
         track_grad_norm: bool = False,
         keep_gradients: bool = False,
     ) -> None:
-        at_least(accumulation_steps, 1, "accumulation_steps")
         self.dense = tuple(dense)
         self.sparse = tuple(sparse)
         self.accumulation_steps = accumulation_steps

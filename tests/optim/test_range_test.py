@@ -82,8 +82,8 @@ def test_the_steepest_place_of_a_sigmoid_is_its_middle():
     [
         ({"start": 1.0, "end": 0.1}, "0 < start < end, got 1.0 and 0.1"),
         ({"steps": 5}, "steps must be at least 10, got 5"),
-        ({"smoothing": 1.0}, r"smoothing must be in \[0, 1\), got 1.0"),
-        ({"divergence": 1.0}, "divergence must be greater than 1, got 1.0"),
+        ({"smoothing": 1.0}, r"smoothing must be in \[0, 1\), got 1"),
+        ({"divergence": 1.0}, "divergence must be greater than 1, got 1"),
     ],
 )
 def test_refuses(options, message):

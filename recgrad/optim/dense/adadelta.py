@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.optim import Adadelta, Optimizer
 
+from recgrad.limits import Fraction, Positive, Rate
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, as_groups
 from recgrad.optim.eager import eager
 
@@ -12,10 +13,10 @@ from recgrad.optim.eager import eager
 def adadelta(
     params: Params,
     *,
-    lr: float = 0.002,
-    rho: float = 0.95,
-    eps: float = 1e-6,
-    weight_decay: float = 0.0,
+    lr: Rate = 0.002,
+    rho: Fraction = 0.95,
+    eps: Positive = 1e-6,
+    weight_decay: Rate = 0.0,
     foreach: bool | None = None,
 ) -> Optimizer:
     """Adadelta: steps in the units of the weights, u = g·√(d+ε)/√(v+ε), w −= ηu, with λw added to g.

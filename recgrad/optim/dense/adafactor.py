@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from recgrad.limits import Positive, Range, Rate
 from recgrad.optim import foreach
-from recgrad.optim.bounds import above, at_least, at_most
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 
@@ -37,19 +37,14 @@ class Adafactor(ForeachOptimizer):
         self,
         params: Params,
         *,
-        lr: float = 0.01,
-        beta2_decay: float = -0.8,
-        eps1: float | None = None,
-        eps2: float = 1e-3,
-        d: float = 1.0,
-        weight_decay: float = 0.0,
+        lr: Rate = 0.01,
+        beta2_decay: Annotated[float, Range("(-∞, 0)")] = -0.8,
+        eps1: Positive | None = None,
+        eps2: Positive = 1e-3,
+        d: Positive = 1.0,
+        weight_decay: Rate = 0.0,
         foreach: bool = True,
     ) -> None:
-        at_most(beta2_decay, 0, "beta2_decay")
-        if eps1 is not None:
-            at_least(eps1, 0, "eps1")
-        at_least(eps2, 0, "eps2")
-        above(d, 0, "d")
         defaults = {
             "lr": lr,
             "beta2_decay": beta2_decay,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.optim import Adagrad, Optimizer
 
+from recgrad.limits import Positive, Rate
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, fuse
 
 
@@ -11,10 +12,10 @@ from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, fuse
 def adagrad(
     params: Params,
     *,
-    lr: float = 0.002,
-    weight_decay: float = 0.0,
-    initial_accumulator_value: float = 0.0,
-    eps: float = 1e-10,
+    lr: Rate = 0.002,
+    weight_decay: Rate = 0.0,
+    initial_accumulator_value: Rate = 0.0,
+    eps: Positive = 1e-10,
     fused: bool | None = None,
     foreach: bool | None = None,
 ) -> Optimizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.optim import Adam, Optimizer
 
+from recgrad.limits import Positive, Rate, Share
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, fuse
 
 
@@ -11,11 +12,11 @@ from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, fuse
 def adam(
     params: Params,
     *,
-    lr: float = 0.002,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    weight_decay: float = 0.0,
-    eps: float = 1e-8,
+    lr: Rate = 0.002,
+    beta1: Share = 0.9,
+    beta2: Share = 0.999,
+    weight_decay: Rate = 0.0,
+    eps: Positive = 1e-8,
     amsgrad: bool = False,
     fused: bool | None = None,
     foreach: bool | None = None,

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recgrad.optim.bounds import at_least
 from recgrad.optim.dense.optimizer import Params
 from recgrad.optim.eager import EagerOptimizer
 
@@ -23,8 +22,6 @@ class ForeachOptimizer(EagerOptimizer):
     """
 
     def __init__(self, params: Params, defaults: dict[str, Any], *, foreach: bool = True) -> None:
-        for name in ("lr", "weight_decay"):
-            at_least(defaults[name], 0, name)
         super().__init__(params, {**defaults, "foreach": foreach})
 
     @abstractmethod

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from recgrad.limits import Positive, Rate, Share
 from recgrad.optim import foreach
-from recgrad.optim.bounds import above, at_least, below_one
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 
@@ -36,18 +36,15 @@ class Lars(ForeachOptimizer):
         self,
         params: Params,
         *,
-        lr: float = 0.1,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        trust_coefficient: float = 0.001,
-        eps: float = 1e-8,
+        lr: Rate = 0.1,
+        momentum: Share = 0.9,
+        weight_decay: Rate = 0.0,
+        trust_coefficient: Positive = 0.001,
+        eps: Positive = 1e-8,
         nesterov: bool = False,
         adapt: bool | None = None,
         foreach: bool = True,
     ) -> None:
-        below_one(momentum, "momentum")
-        above(trust_coefficient, 0, "trust_coefficient")
-        at_least(eps, 0, "eps")
         if nesterov and momentum == 0:
             raise ValueError("nesterov needs a momentum greater than 0, got 0")
         defaults = {

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recgrad.limits import Rate, Share
 from recgrad.optim import foreach
 from recgrad.optim.dense.foreach import ForeachOptimizer
-from recgrad.optim.dense.moments import check_betas
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 
 
@@ -28,13 +28,12 @@ class Lion(ForeachOptimizer):
         self,
         params: Params,
         *,
-        lr: float = 1e-4,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        weight_decay: float = 0.0,
+        lr: Rate = 1e-4,
+        beta1: Share = 0.9,
+        beta2: Share = 0.99,
+        weight_decay: Rate = 0.0,
         foreach: bool = True,
     ) -> None:
-        check_betas(beta1, beta2)
         defaults = {"lr": lr, "betas": (beta1, beta2), "weight_decay": weight_decay}
         super().__init__(params, defaults, foreach=foreach)
 

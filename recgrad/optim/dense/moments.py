@@ -8,19 +8,6 @@ import torch
 from torch import Tensor
 
 from recgrad.optim import foreach
-from recgrad.optim.bounds import at_least, below_one
-
-
-def check_moments(beta1: float, beta2: float, eps: float) -> None:
-    """Raises unless both betas are in [0, 1) and eps is at least 0."""
-    check_betas(beta1, beta2)
-    at_least(eps, 0, "eps")
-
-
-def check_betas(beta1: float, beta2: float) -> None:
-    """Raises unless both are in [0, 1)."""
-    for name, value in (("beta1", beta1), ("beta2", beta2)):
-        below_one(value, name)
 
 
 def no_moments(parameter: Tensor) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from recgrad.limits import Range, Rate, Share
 from recgrad.optim import foreach
-from recgrad.optim.bounds import below_one, one_of
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 
@@ -42,18 +42,14 @@ class Muon(ForeachOptimizer):
         self,
         params: Params,
         *,
-        lr: float = 0.02,
-        momentum: float = 0.95,
+        lr: Rate = 0.02,
+        momentum: Share = 0.95,
         nesterov: bool = True,
-        ns_steps: int = 5,
-        weight_decay: float = 0.0,
-        scale: str = "MATCH_RMS",
+        ns_steps: Annotated[int, Range("[1, 100]")] = 5,
+        weight_decay: Rate = 0.0,
+        scale: Literal["MATCH_RMS", "SPECTRAL"] = "MATCH_RMS",
         foreach: bool = True,
     ) -> None:
-        below_one(momentum, "momentum")
-        if not 1 <= ns_steps <= 100:
-            raise ValueError(f"ns_steps must be in [1, 100], got {ns_steps}")
-        one_of(scale, ("MATCH_RMS", "SPECTRAL"), "scale")
         defaults = {
             "lr": lr,
             "momentum": momentum,

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from recgrad.limits import Positive, Rate, Share
 from recgrad.optim import foreach
 from recgrad.optim.dense.foreach import ForeachOptimizer
-from recgrad.optim.dense.moments import check_moments, decay_weights, no_moments, update_moments
+from recgrad.optim.dense.moments import decay_weights, no_moments, update_moments
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 
 
@@ -30,15 +31,14 @@ class RAdam(ForeachOptimizer):
         self,
         params: Params,
         *,
-        lr: float = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        lr: Rate = 0.001,
+        beta1: Share = 0.9,
+        beta2: Share = 0.999,
+        eps: Positive = 1e-8,
+        weight_decay: Rate = 0.0,
         decoupled_weight_decay: bool = False,
         foreach: bool = True,
     ) -> None:
-        check_moments(beta1, beta2, eps)
         defaults = {
             "lr": lr,
             "betas": (beta1, beta2),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.optim import Optimizer, RMSprop
 
+from recgrad.limits import Fraction, Positive, Rate, Share
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, as_groups
 from recgrad.optim.eager import eager
 
@@ -12,11 +13,11 @@ from recgrad.optim.eager import eager
 def rmsprop(
     params: Params,
     *,
-    lr: float = 0.002,
-    alpha: float = 0.99,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    momentum: float = 0.0,
+    lr: Rate = 0.002,
+    alpha: Fraction = 0.99,
+    eps: Positive = 1e-8,
+    weight_decay: Rate = 0.0,
+    momentum: Share = 0.0,
     centered: bool = False,
     foreach: bool = True,
 ) -> Optimizer:

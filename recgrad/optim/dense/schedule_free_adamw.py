@@ -5,6 +5,7 @@ from __future__ import annotations
 from schedulefree import AdamWScheduleFree
 from torch.optim import Optimizer
 
+from recgrad.limits import Inside, Positive, Rate, Share, Size
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 from recgrad.optim.dense.schedule_free import schedule_free
 
@@ -13,14 +14,14 @@ from recgrad.optim.dense.schedule_free import schedule_free
 def schedule_free_adamw(
     params: Params,
     *,
-    lr: float = 0.0025,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    warmup_steps: int = 0,
-    r: float = 0.0,
-    weight_lr_power: float = 2.0,
+    lr: Rate = 0.0025,
+    beta1: Inside = 0.9,
+    beta2: Share = 0.999,
+    eps: Positive = 1e-8,
+    weight_decay: Rate = 0.0,
+    warmup_steps: Size = 0,
+    r: Rate = 0.0,
+    weight_lr_power: Rate = 2.0,
     foreach: bool = True,
 ) -> Optimizer:
     """Schedule-free AdamW: z −= η(g/(√v̂+ε)+λy), with an average in the place of a schedule.

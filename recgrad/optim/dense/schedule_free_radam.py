@@ -5,6 +5,7 @@ from __future__ import annotations
 from schedulefree import RAdamScheduleFree
 from torch.optim import Optimizer
 
+from recgrad.limits import Inside, Positive, Rate, Share
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 from recgrad.optim.dense.schedule_free import schedule_free
 
@@ -13,13 +14,13 @@ from recgrad.optim.dense.schedule_free import schedule_free
 def schedule_free_radam(
     params: Params,
     *,
-    lr: float = 0.0025,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    r: float = 0.0,
-    weight_lr_power: float = 2.0,
+    lr: Rate = 0.0025,
+    beta1: Inside = 0.9,
+    beta2: Share = 0.999,
+    eps: Positive = 1e-8,
+    weight_decay: Rate = 0.0,
+    r: Rate = 0.0,
+    weight_lr_power: Rate = 2.0,
     silent_sgd_phase: bool = True,
     foreach: bool = True,
 ) -> Optimizer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from schedulefree import SGDScheduleFree
 from torch.optim import Optimizer
 
+from recgrad.limits import Inside, Rate, Size
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 from recgrad.optim.dense.schedule_free import schedule_free
 
@@ -13,12 +14,12 @@ from recgrad.optim.dense.schedule_free import schedule_free
 def schedule_free_sgd(
     params: Params,
     *,
-    lr: float = 1.0,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
-    warmup_steps: int = 0,
-    r: float = 0.0,
-    weight_lr_power: float = 2.0,
+    lr: Rate = 1.0,
+    momentum: Inside = 0.9,
+    weight_decay: Rate = 0.0,
+    warmup_steps: Size = 0,
+    r: Rate = 0.0,
+    weight_lr_power: Rate = 2.0,
     foreach: bool = True,
 ) -> Optimizer:
     """Schedule-free SGD: z −= η(g+λy), with an average in the place of a schedule.

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.optim import SGD, Optimizer
 
+from recgrad.limits import Fraction, Rate, Share
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, fuse
 
 
@@ -13,10 +14,10 @@ from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, fuse
 def sgd(
     params: Params,
     *,
-    lr: float = 0.002,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
-    dampening: float = 0.0,
+    lr: Rate = 0.002,
+    momentum: Share = 0.9,
+    weight_decay: Rate = 0.0,
+    dampening: Fraction = 0.0,
     nesterov: bool = False,
     fused: bool | None = None,
     foreach: bool | None = None,

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from recgrad.limits import Count, Positive, Rate, Share, Size
 from recgrad.optim import foreach
-from recgrad.optim.bounds import at_least, below_one
 from recgrad.optim.dense.foreach import ForeachOptimizer
-from recgrad.optim.dense.moments import check_moments, no_moments
+from recgrad.optim.dense.moments import no_moments
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 
 
@@ -40,20 +40,16 @@ class Soap(ForeachOptimizer):
         self,
         params: Params,
         *,
-        lr: float = 0.003,
-        beta1: float = 0.95,
-        beta2: float = 0.95,
-        shampoo_beta: float | None = None,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        precondition_frequency: int = 10,
-        max_precondition_dim: int = 10000,
+        lr: Rate = 0.003,
+        beta1: Share = 0.95,
+        beta2: Share = 0.95,
+        shampoo_beta: Share | None = None,
+        eps: Positive = 1e-8,
+        weight_decay: Rate = 0.0,
+        precondition_frequency: Count = 10,
+        max_precondition_dim: Size = 10000,
         foreach: bool = True,
     ) -> None:
-        check_moments(beta1, beta2, eps)
-        if shampoo_beta is not None:
-            below_one(shampoo_beta, "shampoo_beta")
-        at_least(precondition_frequency, 1, "precondition_frequency")
         defaults = {
             "lr": lr,
             "betas": (beta1, beta2),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from recgrad.optim.bounds import at_least
+from recgrad.limits import Count, Rate
 from recgrad.optim.schedules.schedule import SCHEDULES, Schedule
 
 
@@ -14,6 +15,7 @@ def half_cosine(progress: float) -> float:
 
 
 @SCHEDULES.register("cosine_annealing_learning_rate")
+@dataclass(kw_only=True, eq=False)
 class CosineAnnealing(Schedule):
     """Falls from the base rate to min_learning_rate along half a cosine wave over T_max, and stays there.
 
@@ -22,22 +24,8 @@ class CosineAnnealing(Schedule):
     Paper: Loshchilov and Hutter 2017, SGDR: stochastic gradient descent with warm restarts.
     """
 
-    def __init__(
-        self,
-        *,
-        T_max: int,
-        min_learning_rate: float = 0.0,
-        warmup_learning_rate: float = 0.0,
-        warmup_size: int = 0,
-        by_epoch: bool = False,
-    ) -> None:
-        super().__init__(
-            warmup_size=warmup_size, warmup_learning_rate=warmup_learning_rate, by_epoch=by_epoch
-        )
-        at_least(T_max, 1, "T_max")
-        at_least(min_learning_rate, 0, "min_learning_rate")
-        self.T_max = T_max
-        self.min_learning_rate = min_learning_rate
+    T_max: Count
+    min_learning_rate: Rate = 0.0
 
     def after_warmup(self, base: float, n: int) -> float:
         """The wave at n, or its end."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from recgrad.optim.bounds import at_least
+from dataclasses import dataclass
+
+from recgrad.limits import Count, Rate
 from recgrad.optim.schedules.cosine_annealing import half_cosine
 from recgrad.optim.schedules.schedule import SCHEDULES, Schedule
 
 
 @SCHEDULES.register("cosine_annealing_warm_restarts_learning_rate")
+@dataclass(kw_only=True, eq=False)
 class CosineAnnealingWarmRestarts(Schedule):
     """Falls along half a cosine wave, jumps back to the base rate, and again, each wave T_mult times as long.
 
@@ -18,25 +21,9 @@ class CosineAnnealingWarmRestarts(Schedule):
     Paper: Loshchilov and Hutter 2017, SGDR: stochastic gradient descent with warm restarts.
     """
 
-    def __init__(
-        self,
-        *,
-        T_0: int,
-        T_mult: int = 1,
-        min_learning_rate: float = 0.0,
-        warmup_learning_rate: float = 0.0,
-        warmup_size: int = 0,
-        by_epoch: bool = False,
-    ) -> None:
-        super().__init__(
-            warmup_size=warmup_size, warmup_learning_rate=warmup_learning_rate, by_epoch=by_epoch
-        )
-        at_least(T_0, 1, "T_0")
-        at_least(T_mult, 1, "T_mult")
-        at_least(min_learning_rate, 0, "min_learning_rate")
-        self.T_0 = T_0
-        self.T_mult = T_mult
-        self.min_learning_rate = min_learning_rate
+    T_0: Count
+    T_mult: Count = 1
+    min_learning_rate: Rate = 0.0
 
     def after_warmup(self, base: float, n: int) -> float:
         """The rate at the place in the wave that n falls in."""

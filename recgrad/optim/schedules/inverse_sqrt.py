@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from recgrad.optim.bounds import at_least
+from recgrad.limits import Count, Rate
 from recgrad.optim.schedules.schedule import SCHEDULES, Schedule
 
 
 @SCHEDULES.register("inverse_sqrt_learning_rate")
+@dataclass(kw_only=True, eq=False)
 class InverseSqrt(Schedule):
     """Rises in a straight line to the base rate over the warm-up, then falls as 1/√n.
 
@@ -20,20 +22,8 @@ class InverseSqrt(Schedule):
     Paper: Vaswani et al. 2017, Attention is all you need.
     """
 
-    def __init__(
-        self,
-        *,
-        warmup_size: int = 1,
-        warmup_learning_rate: float = 0.0,
-        min_learning_rate: float = 0.0,
-        by_epoch: bool = False,
-    ) -> None:
-        super().__init__(
-            warmup_size=warmup_size, warmup_learning_rate=warmup_learning_rate, by_epoch=by_epoch
-        )
-        at_least(warmup_size, 1, "warmup_size")
-        at_least(min_learning_rate, 0, "min_learning_rate")
-        self.min_learning_rate = min_learning_rate
+    warmup_size: Count = 1
+    min_learning_rate: Rate = 0.0
 
     def rate(self, base: float, n: int) -> float:
         """The warm-up or the fall at update n+1."""

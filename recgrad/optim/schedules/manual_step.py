@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from recgrad.optim.bounds import at_least
+from recgrad.limits import Rate
 from recgrad.optim.schedules.schedule import SCHEDULES, Schedule
 
 
 @SCHEDULES.register("manual_step_learning_rate")
+@dataclass(kw_only=True, eq=False)
 class ManualStep(Schedule):
     """Takes given rates after given numbers of updates.
 
@@ -25,20 +27,15 @@ class ManualStep(Schedule):
             Not to be mixed with warmup_size, the warm-up of all schedules, after which n counts.
     """
 
-    def __init__(
-        self,
-        *,
-        schedule_sizes: Sequence[int],
-        learning_rates: Sequence[float],
-        warmup: bool = False,
-        by_epoch: bool = False,
-        warmup_learning_rate: float = 0.0,
-        warmup_size: int = 0,
-    ) -> None:
-        super().__init__(
-            warmup_size=warmup_size, warmup_learning_rate=warmup_learning_rate, by_epoch=by_epoch
-        )
-        sizes, rates = tuple(schedule_sizes), tuple(learning_rates)
+    schedule_sizes: Sequence[int]
+    learning_rates: Sequence[Rate]
+    warmup: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse lists that do not fit each other, and two warm-ups."""
+        super().__post_init__()
+        self.schedule_sizes, self.learning_rates = tuple(self.schedule_sizes), tuple(self.learning_rates)
+        sizes, rates = self.schedule_sizes, self.learning_rates
         if not sizes or len(sizes) != len(rates):
             raise ValueError(
                 "schedule_sizes and learning_rates must have the same number of values, at least one each, "
@@ -46,14 +43,10 @@ class ManualStep(Schedule):
             )
         if any(a >= b for a, b in pairwise(sizes)):
             raise ValueError(f"schedule_sizes must rise, got {list(sizes)}")
-        at_least(min(rates), 0, "learning_rates")
-        if warmup and sizes[0] < 1:
+        if self.warmup and sizes[0] < 1:
             raise ValueError(f"with warmup the first of schedule_sizes must be at least 1, got {sizes[0]}")
-        if warmup and warmup_size:
-            raise ValueError(f"warmup and warmup_size exclude each other, got true and {warmup_size}")
-        self.schedule_sizes = sizes
-        self.learning_rates = rates
-        self.warmup = warmup
+        if self.warmup and self.warmup_size:
+            raise ValueError(f"warmup and warmup_size exclude each other, got true and {self.warmup_size}")
 
     def after_warmup(self, base: float, n: int) -> float:
         """Base while n ≤ s₁ (on the way to r₁ with `warmup`), then the last rᵢ with sᵢ < n."""

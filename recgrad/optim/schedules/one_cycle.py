@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from recgrad.optim.bounds import above, at_least, one_of
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from recgrad.limits import Count, Fraction, Positive, Range, Share
 from recgrad.optim.schedules.cosine_annealing import half_cosine
 from recgrad.optim.schedules.schedule import SCHEDULES, Schedule
 
 
 @SCHEDULES.register("one_cycle_learning_rate")
+@dataclass(kw_only=True, eq=False)
 class OneCycle(Schedule):
     """Rises from max/div_factor to max over the first pct_start of total_size, then falls to nearly nothing.
 
@@ -24,52 +28,26 @@ class OneCycle(Schedule):
         anneal: cos or linear, the way from one turning point to the next.
     """
 
-    def __init__(
-        self,
-        *,
-        total_size: int,
-        max_lr: float | None = None,
-        pct_start: float = 0.3,
-        anneal: str = "cos",
-        div_factor: float = 25.0,
-        final_div_factor: float = 1e4,
-        three_phase: bool = False,
-        cycle_momentum: bool = True,
-        base_momentum: float = 0.85,
-        max_momentum: float = 0.95,
-        by_epoch: bool = False,
-        warmup_learning_rate: float = 0.0,
-        warmup_size: int = 0,
-    ) -> None:
-        super().__init__(
-            warmup_size=warmup_size, warmup_learning_rate=warmup_learning_rate, by_epoch=by_epoch
-        )
-        at_least(total_size, 1, "total_size")
-        one_of(anneal, ("cos", "linear"), "anneal")
-        if max_lr is not None:
-            above(max_lr, 0, "max_lr")
-        if not 0 <= pct_start <= (0.5 if three_phase else 1):
+    total_size: Count
+    max_lr: Positive | None = None
+    pct_start: Fraction = 0.3
+    anneal: Literal["cos", "linear"] = "cos"
+    div_factor: Annotated[float, Range("[1, ∞)")] = 25.0
+    final_div_factor: Annotated[float, Range("[1, ∞)")] = 1e4
+    three_phase: bool = False
+    cycle_momentum: bool = True
+    base_momentum: Share = 0.85
+    max_momentum: Share = 0.95
+
+    def __post_init__(self) -> None:
+        """Refuse a rise that leaves no room for the fall, and momenta the wrong way round."""
+        super().__post_init__()
+        if self.three_phase and self.pct_start > 0.5:
+            raise ValueError(f"pct_start must be in [0, 0.5] with three_phase, got {self.pct_start}")
+        if self.base_momentum > self.max_momentum:
             raise ValueError(
-                f"pct_start must be in [0, {0.5 if three_phase else 1}]"
-                f"{' with three_phase' if three_phase else ''}, got {pct_start}"
+                f"base_momentum must be at most max_momentum {self.max_momentum}, got {self.base_momentum}"
             )
-        at_least(div_factor, 1, "div_factor")
-        at_least(final_div_factor, 1, "final_div_factor")
-        if not 0 <= base_momentum <= max_momentum < 1:
-            raise ValueError(
-                "base_momentum and max_momentum must be 0 ≤ base ≤ max < 1, "
-                f"got {base_momentum} and {max_momentum}"
-            )
-        self.total_size = total_size
-        self.max_lr = max_lr
-        self.pct_start = pct_start
-        self.anneal = anneal
-        self.div_factor = div_factor
-        self.final_div_factor = final_div_factor
-        self.three_phase = three_phase
-        self.cycle_momentum = cycle_momentum
-        self.base_momentum = base_momentum
-        self.max_momentum = max_momentum
 
     def start(self, base: float) -> float:
         """max/div_factor."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from recgrad.optim.bounds import at_least, inside_unit, one_of
+from recgrad.limits import Inside, Rate, Size
 from recgrad.optim.schedules.schedule import SCHEDULES, Schedule
 
 
 @SCHEDULES.register("reduce_on_plateau_learning_rate")
+@dataclass(kw_only=True, eq=False)
 class ReduceOnPlateau(Schedule):
     """Multiplies the rate by factor when a metric has not improved for more than `patience` evaluations.
 
@@ -28,40 +30,19 @@ class ReduceOnPlateau(Schedule):
         cooldown: evaluations after a reduction that do not count as bad.
     """
 
-    def __init__(
-        self,
-        *,
-        metric: str = "auc",
-        mode: str = "max",
-        factor: float = 0.1,
-        patience: int = 10,
-        threshold: float = 1e-4,
-        threshold_mode: str = "rel",
-        cooldown: int = 0,
-        min_lr: float = 0.0,
-        warmup_learning_rate: float = 0.0,
-        warmup_size: int = 0,
-    ) -> None:
-        super().__init__(warmup_size=warmup_size, warmup_learning_rate=warmup_learning_rate)
-        one_of(mode, ("max", "min"), "mode")
-        one_of(threshold_mode, ("rel", "abs"), "threshold_mode")
-        inside_unit(factor, "factor")
-        at_least(patience, 0, "patience")
-        at_least(threshold, 0, "threshold")
-        at_least(cooldown, 0, "cooldown")
-        at_least(min_lr, 0, "min_lr")
-        self.metric = metric
-        self.mode = mode
-        self.factor = factor
-        self.patience = patience
-        self.threshold = threshold
-        self.threshold_mode = threshold_mode
-        self.cooldown = cooldown
-        self.min_lr = min_lr
-        self.reductions = 0
-        self.best: float | None = None
-        self.bad = 0
-        self.cooling = 0
+    metric: str = "auc"
+    mode: Literal["max", "min"] = "max"
+    factor: Inside = 0.1
+    patience: Size = 10
+    threshold: Rate = 1e-4
+    threshold_mode: Literal["rel", "abs"] = "rel"
+    cooldown: Size = 0
+    min_lr: Rate = 0.0
+    by_epoch: bool = field(default=False, init=False)
+    reductions: int = field(default=0, init=False)
+    best: float | None = field(default=None, init=False)
+    bad: int = field(default=0, init=False)
+    cooling: int = field(default=0, init=False)
 
     def after_warmup(self, base: float, n: int) -> float:
         """base·factor^reductions, not below min_lr."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.message import Message
 
 from recgrad.config.messages import chosen, to_kwargs
 from recgrad.errors import ConfigError, Problem, RecgradError
-from recgrad.optim.bounds import at_least
+from recgrad.limits import Rate, Size, keep_limits
 from recgrad.registry import Registry
 
 CUSTOM = "custom_learning_rate"
@@ -19,6 +20,8 @@ CUSTOM = "custom_learning_rate"
 SCHEDULES: Registry[type[Schedule]] = Registry("schedule", "recgrad.optim.schedules")
 
 
+@keep_limits
+@dataclass(kw_only=True, eq=False)
 class Schedule(ABC):
     """A learning rate as a function of the count of finished updates.
 
@@ -39,23 +42,18 @@ class Schedule(ABC):
         by_epoch: count finished epochs instead of finished updates.
     """
 
-    metric: str | None = None
-    warmup_size: int = 0
-    warmup_learning_rate: float = 0.0
+    warmup_size: Size = 0
+    warmup_learning_rate: Rate = 0.0
     by_epoch: bool = False
+    metric: str | None = field(default=None, init=False)
 
-    def __init__(
-        self, *, warmup_size: int = 0, warmup_learning_rate: float = 0.0, by_epoch: bool = False
-    ) -> None:
-        at_least(warmup_size, 0, "warmup_size")
-        at_least(warmup_learning_rate, 0, "warmup_learning_rate")
-        if warmup_learning_rate > 0 and warmup_size == 0:
+    def __post_init__(self) -> None:
+        """Refuse settings that do not go together."""
+        if self.warmup_learning_rate > 0 and self.warmup_size == 0:
             raise ValueError(
-                f"warmup_learning_rate needs a warmup_size of at least 1, got {warmup_learning_rate} with 0"
+                "warmup_learning_rate needs a warmup_size of at least 1, "
+                f"got {self.warmup_learning_rate} with 0"
             )
-        self.warmup_size = warmup_size
-        self.warmup_learning_rate = warmup_learning_rate
-        self.by_epoch = by_epoch
 
     def rate(self, base: float, n: int) -> float:
         """The rate of update n+1 for an optimizer whose own rate is `base`."""

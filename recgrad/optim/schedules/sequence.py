@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.message import Message
 
-from recgrad.optim.bounds import at_least
 from recgrad.optim.schedules.schedule import SCHEDULES, Schedule, build_schedule
 
 
 @SCHEDULES.register("sequence_learning_rate")
+@dataclass(kw_only=True, eq=False)
 class Sequence(Schedule):
     """Runs schedules one after the other, each for its size and counting from zero.
 
@@ -23,22 +24,26 @@ class Sequence(Schedule):
         by_epoch: count epochs; it holds for the stages too, which leave theirs unset.
     """
 
-    def __init__(self, *, stages: SequenceOf[tuple[int | None, Schedule]], by_epoch: bool = False) -> None:
-        super().__init__(by_epoch=by_epoch)
-        if not stages:
+    stages: SequenceOf[tuple[int | None, Schedule]]
+    warmup_size: int = field(default=0, init=False)  # a stage has its own
+    warmup_learning_rate: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        """Refuse stages without an end, or that count otherwise than the sequence."""
+        self.stages = tuple(self.stages)
+        if not self.stages:
             raise ValueError("stages must have at least one stage, got none")
-        for i, (size, schedule) in enumerate(stages):
-            if size is None and i < len(stages) - 1:
+        for i, (size, schedule) in enumerate(self.stages):
+            if size is None and i < len(self.stages) - 1:
                 raise ValueError(
                     f"stages[{i}] must have a size: only the last stage may go without, got none"
                 )
-            if size is not None:
-                at_least(size, 1, f"size of stages[{i}]")
-            if schedule.by_epoch and not by_epoch:
+            if size is not None and size < 1:
+                raise ValueError(f"size of stages[{i}] must be at least 1, got {size}")
+            if schedule.by_epoch and not self.by_epoch:
                 raise ValueError(f"by_epoch must be set on the sequence, got it on stages[{i}] alone")
             if schedule.state_dict() or schedule.metric is not None:
                 raise ValueError(f"stages[{i}] must be a function of the step, got {type(schedule).__name__}")
-        self.stages = tuple(stages)
 
     def rate(self, base: float, n: int) -> float:
         """The rate of the stage that n falls in."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
-from recgrad.optim.bounds import at_least, one_of
+from recgrad.limits import Count, Rate, Size
 from recgrad.optim.schedules.cosine_annealing import half_cosine
 from recgrad.optim.schedules.schedule import SCHEDULES, Schedule
 
 
 @SCHEDULES.register("warmup_stable_decay_learning_rate")
+@dataclass(kw_only=True, eq=False)
 class WarmupStableDecay(Schedule):
     """Warms up, stays at the base rate for stable_size, then falls to min_learning_rate over decay_size.
 
@@ -20,30 +23,16 @@ class WarmupStableDecay(Schedule):
     Paper: Hu et al. 2024, MiniCPM; 1 − √p: Hägele et al. 2024.
     """
 
-    def __init__(
-        self,
-        *,
-        stable_size: int,
-        decay_size: int,
-        decay_shape: str = "linear",
-        min_learning_rate: float = 0.0,
-        warmup_size: int = 0,
-        warmup_learning_rate: float = 0.0,
-        by_epoch: bool = False,
-    ) -> None:
-        super().__init__(
-            warmup_size=warmup_size, warmup_learning_rate=warmup_learning_rate, by_epoch=by_epoch
-        )
-        at_least(stable_size, 0, "stable_size")
-        at_least(decay_size, 1, "decay_size")
-        at_least(min_learning_rate, 0, "min_learning_rate")
-        one_of(decay_shape, ("linear", "cos", "sqrt", "exponential"), "decay_shape")
-        if decay_shape == "exponential" and min_learning_rate == 0:
-            raise ValueError("decay_shape 'exponential' needs a min_learning_rate greater than 0, got 0")
-        self.stable_size = stable_size
-        self.decay_size = decay_size
-        self.decay_shape = decay_shape
-        self.min_learning_rate = min_learning_rate
+    stable_size: Size
+    decay_size: Count
+    decay_shape: Literal["linear", "cos", "sqrt", "exponential"] = "linear"
+    min_learning_rate: Rate = 0.0
+
+    def __post_init__(self) -> None:
+        """An exponential never arrives at 0."""
+        super().__post_init__()
+        if self.decay_shape == "exponential" and self.min_learning_rate == 0:
+            raise ValueError("decay_shape 'exponential' needs a min_learning_rate above 0, got 0")
 
     def after_warmup(self, base: float, n: int) -> float:
         """The base rate, then the decay, then the minimum."""

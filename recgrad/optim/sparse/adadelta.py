@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from recgrad.optim.bounds import at_least, below_one
-from recgrad.optim.sparse.optimizer import LEAST_EPS, SPARSE_OPTIMIZERS, SparseOptimizer
+from recgrad.limits import Rate, Share
+from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, Eps, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
 
 
@@ -33,15 +33,9 @@ class Adadelta(SparseOptimizer):
     states = (State("square_avg"), State("acc_delta"))
 
     def __init__(
-        self, tables: Any, *, lr: float = 0.002, rho: float = 0.95, eps: float = 1e-6, **common: Any
+        self, tables: Any, *, lr: Rate = 0.002, rho: Share = 0.95, eps: Eps = 1e-6, **common: Any
     ) -> None:
         super().__init__(tables, {"lr": lr, "rho": rho, "eps": eps}, **common)
-
-    @classmethod
-    def check(cls, group: dict[str, Any]) -> None:
-        """Refuse ρ outside [0, 1) and ε ≤ 0."""
-        below_one(group["rho"], "rho")
-        at_least(group["eps"], LEAST_EPS, "eps")
 
     @classmethod
     def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from recgrad.optim.bounds import at_least
-from recgrad.optim.sparse.optimizer import LEAST_EPS, SPARSE_OPTIMIZERS, SparseOptimizer
+from recgrad.limits import Rate
+from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, Eps, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
 
 
@@ -34,19 +34,13 @@ class Adagrad(SparseOptimizer):
         self,
         tables: Any,
         *,
-        lr: float = 0.002,
-        eps: float = 1e-8,
-        initial_accumulator_value: float = 0.0,
+        lr: Rate = 0.002,
+        eps: Eps = 1e-8,
+        initial_accumulator_value: Rate = 0.0,
         **common: Any,
     ) -> None:
         own = {"lr": lr, "eps": eps, "initial_accumulator_value": initial_accumulator_value}
         super().__init__(tables, own, **common)
-
-    @classmethod
-    def check(cls, group: dict[str, Any]) -> None:
-        """ε > 0 keeps a zero gradient on a zero sum from giving NaN."""
-        at_least(group["eps"], LEAST_EPS, "eps")
-        at_least(group["initial_accumulator_value"], 0, "initial_accumulator_value")
 
     @classmethod
     def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from recgrad.optim.bounds import at_least, below_one
-from recgrad.optim.sparse.optimizer import LEAST_EPS, SPARSE_OPTIMIZERS, SparseOptimizer
+from recgrad.limits import Rate, Share
+from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, Eps, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
 
 
@@ -40,20 +40,13 @@ class AdamKind(SparseOptimizer):
         self,
         tables: Any,
         *,
-        lr: float = 0.002,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
+        lr: Rate = 0.002,
+        beta1: Share = 0.9,
+        beta2: Share = 0.999,
+        eps: Eps = 1e-8,
         **common: Any,
     ) -> None:
         super().__init__(tables, {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps}, **common)
-
-    @classmethod
-    def check(cls, group: dict[str, Any]) -> None:
-        """Refuse betas outside [0, 1) and ε ≤ 0."""
-        below_one(group["beta1"], "beta1")
-        below_one(group["beta2"], "beta2")
-        at_least(group["eps"], LEAST_EPS, "eps")
 
     @classmethod
     def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:

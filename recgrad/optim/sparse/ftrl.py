@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from recgrad.optim.bounds import at_least, at_most
+from recgrad.limits import Range, Rate
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
 
@@ -51,23 +51,16 @@ class Ftrl(SparseOptimizer):
         self,
         tables: Any,
         *,
-        lr: float = 0.002,
-        l1: float = 0.0,
-        l2: float = 0.0,
-        lr_power: float = -0.5,
-        initial_accumulator_value: float = 0.1,
+        lr: Rate = 0.002,
+        l1: Rate = 0.0,
+        l2: Rate = 0.0,
+        lr_power: Annotated[float, Range("(-∞, 0]")] = -0.5,
+        initial_accumulator_value: Rate = 0.1,
         **common: Any,
     ) -> None:
         own = {"lr": lr, "l1": l1, "l2": l2, "lr_power": lr_power}
         own["initial_accumulator_value"] = initial_accumulator_value
         super().__init__(tables, own, **common)
-
-    @classmethod
-    def check(cls, group: dict[str, Any]) -> None:
-        """Refuse negative penalties and a positive power."""
-        for name in ("l1", "l2", "initial_accumulator_value"):
-            at_least(group[name], 0, name)
-        at_most(group["lr_power"], 0, "lr_power")
 
     @classmethod
     def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:

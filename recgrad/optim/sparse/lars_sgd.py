@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from recgrad.optim.bounds import above, below_one
+from recgrad.limits import Positive, Rate, Share
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer, decay
 from recgrad.optim.sparse.rowwise import square_sum, trust_ratio
 from recgrad.optim.sparse.rule import State, sparse_rule
@@ -42,19 +42,13 @@ class LarsSGD(SparseOptimizer):
         self,
         tables: Any,
         *,
-        lr: float = 0.002,
-        momentum: float = 0.9,
-        trust_coefficient: float = 0.001,
+        lr: Rate = 0.002,
+        momentum: Share = 0.9,
+        trust_coefficient: Positive = 0.001,
         **common: Any,
     ) -> None:
         own = {"lr": lr, "momentum": momentum, "trust_coefficient": trust_coefficient}
         super().__init__(tables, own, **common)
-
-    @classmethod
-    def check(cls, group: dict[str, Any]) -> None:
-        """Refuse momentum outside [0, 1), and a trust coefficient of 0: a ratio of 0 counts as 1."""
-        below_one(group["momentum"], "momentum")
-        above(group["trust_coefficient"], 0, "trust_coefficient")
 
     @classmethod
     def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from recgrad.optim.bounds import below_one
+from recgrad.limits import Rate, Share
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
 
@@ -32,15 +32,9 @@ class Lion(SparseOptimizer):
     default_decay_mode = "DECOUPLE"
 
     def __init__(
-        self, tables: Any, *, lr: float = 0.0003, beta1: float = 0.9, beta2: float = 0.99, **common: Any
+        self, tables: Any, *, lr: Rate = 0.0003, beta1: Share = 0.9, beta2: Share = 0.99, **common: Any
     ) -> None:
         super().__init__(tables, {"lr": lr, "beta1": beta1, "beta2": beta2}, **common)
-
-    @classmethod
-    def check(cls, group: dict[str, Any]) -> None:
-        """Refuse betas outside [0, 1)."""
-        below_one(group["beta1"], "beta1")
-        below_one(group["beta2"], "beta2")
 
     @classmethod
     def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recgrad.errors import CheckpointError
-from recgrad.optim.bounds import above, at_least
+from recgrad.limits import Positive, Range, Rate, check_limits
 from recgrad.optim.eager import EagerOptimizer
 from recgrad.optim.sparse.rule import State
 from recgrad.registry import Registry
@@ -20,7 +20,8 @@ from recgrad.registry import Registry
 Array = npt.NDArray[Any]
 
 DECAY_MODES = ("NONE", "L2", "DECOUPLE")
-LEAST_EPS = 1e-38  # about the least normal float32: a smaller one may count as 0 in a kernel
+# The least is about that of normal float32 numbers: a smaller one may count as 0 in a kernel.
+Eps = Annotated[float, Range("[1e-38, ∞)")]
 _RESERVED = "t"
 
 
@@ -78,10 +79,10 @@ class SparseOptimizer(EagerOptimizer):
         tables: Any,
         hyperparameters: dict[str, Any],
         *,
-        weight_decay: float = 0.0,
+        weight_decay: Rate = 0.0,
         weight_decay_mode: str | None = None,
         gradient_clipping: bool = False,
-        max_gradient: float = 1.0,
+        max_gradient: Positive = 1.0,
     ) -> None:
         defaults = {
             **hyperparameters,
@@ -102,10 +103,6 @@ class SparseOptimizer(EagerOptimizer):
     def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:
         """The numbers that the rule gets as h at this update of a table (from 1)."""
         raise NotImplementedError
-
-    @classmethod
-    def check(cls, group: dict[str, Any]) -> None:
-        """Refuse hyperparameters that make no sense, with ValueError."""
 
     # --- groups ---
 
@@ -336,8 +333,7 @@ def decay(group: dict[str, Any]) -> tuple[float, float]:
 
 def _check(group: dict[str, Any], kind: type[SparseOptimizer]) -> None:
     """Refuse settings that make no sense or would have no effect."""
-    for name in ("lr", "weight_decay"):
-        at_least(group[name], 0, name)
+    check_limits(kind, group)
     if group["weight_decay_mode"] is None:
         group["weight_decay_mode"] = kind.default_decay_mode if group["weight_decay"] else "NONE"
     mode = group["weight_decay_mode"]
@@ -350,18 +346,15 @@ def _check(group: dict[str, Any], kind: type[SparseOptimizer]) -> None:
             "weight_decay needs weight_decay_mode L2 or DECOUPLE to have an effect, "
             f"got NONE with {group['weight_decay']}"
         )
-    if group["gradient_clipping"]:
-        above(group["max_gradient"], 0, "max_gradient")
-    kind.check(group)
 
 
 SPARSE_OPTIMIZERS: Registry[type[SparseOptimizer]] = Registry("sparse optimizer", "recgrad.optim.sparse")
 
 __all__ = [
     "DECAY_MODES",
-    "LEAST_EPS",
     "SPARSE_OPTIMIZERS",
     "Combined",
+    "Eps",
     "SparseOptimizer",
     "Update",
     "decay",

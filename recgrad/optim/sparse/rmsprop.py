@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from recgrad.optim.bounds import at_least, below_one
-from recgrad.optim.sparse.optimizer import LEAST_EPS, SPARSE_OPTIMIZERS, SparseOptimizer
+from recgrad.limits import Rate, Share
+from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, Eps, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
 
 
@@ -31,15 +31,9 @@ class RMSprop(SparseOptimizer):
     states = (State("square_avg"),)
 
     def __init__(
-        self, tables: Any, *, lr: float = 0.002, alpha: float = 0.99, eps: float = 1e-8, **common: Any
+        self, tables: Any, *, lr: Rate = 0.002, alpha: Share = 0.99, eps: Eps = 1e-8, **common: Any
     ) -> None:
         super().__init__(tables, {"lr": lr, "alpha": alpha, "eps": eps}, **common)
-
-    @classmethod
-    def check(cls, group: dict[str, Any]) -> None:
-        """Refuse α outside [0, 1) and ε ≤ 0."""
-        below_one(group["alpha"], "alpha")
-        at_least(group["eps"], LEAST_EPS, "eps")
 
     @classmethod
     def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from recgrad.limits import Rate
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer
 from recgrad.optim.sparse.rule import sparse_rule
 
@@ -23,7 +24,7 @@ class SGD(SparseOptimizer):
     rule = staticmethod(sgd)
     whole_rows = False
 
-    def __init__(self, tables: Any, *, lr: float = 0.002, **common: Any) -> None:
+    def __init__(self, tables: Any, *, lr: Rate = 0.002, **common: Any) -> None:
         super().__init__(tables, {"lr": lr}, **common)
 
     @classmethod

@@ -363,13 +363,13 @@ def test_plateau_takes_a_worse_negative_value_for_worse():
         ("constant_learning_rate { warmup_learning_rate: 0.1 }", "needs a warmup_size of at least 1"),
         (
             'one_cycle_learning_rate { total_size: 9 anneal: "sin" }',
-            "anneal must be one of cos, linear, got 'sin'",
+            "anneal must be one of 'cos', 'linear', got 'sin'",
         ),
         (
             'warmup_stable_decay_learning_rate { stable_size: 1 decay_size: 1 decay_shape: "exponential" }',
-            "needs a min_learning_rate greater than 0",
+            "needs a min_learning_rate above 0",
         ),
-        ('reduce_on_plateau_learning_rate { mode: "up" }', "mode must be one of max, min, got 'up'"),
+        ('reduce_on_plateau_learning_rate { mode: "up" }', "mode must be one of 'max', 'min', got 'up'"),
         ("sequence_learning_rate { }", "at least one stage, got none"),
         (
             "sequence_learning_rate { stages { constant_learning_rate { } } stages { size: 1 } }",

@@ -201,9 +201,9 @@ def test_initial_accumulator_reaches_rows_that_were_there_before(tools: Any) -> 
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("adam_optimizer", {"beta1": 1.0}, r"beta1 must be in \[0, 1\), got 1.0"),
+        ("adam_optimizer", {"beta1": 1.0}, r"beta1 must be in \[0, 1\), got 1"),
         ("sgd_optimizer", {"lr": math.nan}, "lr must be at least 0, got nan"),
-        ("adagrad_optimizer", {"lr": -1.0}, "lr must be at least 0, got -1.0"),
+        ("adagrad_optimizer", {"lr": -1.0}, "lr must be at least 0, got -1"),
         (
             "rowwise_adagrad_optimizer",
             {"weight_decay": 0.1, "weight_decay_mode": "NONE"},
