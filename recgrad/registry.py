@@ -121,7 +121,8 @@ class Registry(Generic[T]):
                 f"{self.kind} '{name}': cannot load {home.value}, which an installed package "
                 f"gives in its entry points '{self.group}' ({error})"
             ) from error
-        if inspect.unwrap(self._entries.get(name)) is not inspect.unwrap(component):
+        known: Any = self._entries.get(name)
+        if known is None or inspect.unwrap(known) is not inspect.unwrap(component):
             self.register(name)(component)
 
     def _survey(self) -> None:
