@@ -93,7 +93,7 @@ class _Builder:
         model = self.model(features)
         if model is None or self.problems:
             return
-        self.attempt("model_config", lambda: [self.loss_names(task) for task in model.tasks])
+        self.attempt("model_config", lambda: [loss_names(task) for task in model.tasks])
         self.batch_size(model)
         if self.too_large(model):
             return
@@ -113,11 +113,6 @@ class _Builder:
             for field, oneof, build in makers:
                 for i, item in enumerate(getattr(head, field)):
                     self.attempt(f"{where}.{field}[{i}].{item.WhichOneof(oneof)}", partial(build, item))
-
-    @staticmethod
-    def loss_names(task: Any) -> None:
-        """Refuse a task with two losses of one name."""
-        loss_names(task, [build_loss(config) for config in task.losses])
 
     def sampler(self, features: list[Feature]) -> None:
         """What the sampler refuses before it sees data."""

@@ -65,8 +65,10 @@ def build_loss(config: LossConfig) -> Loss:
             "subclass it and write rows(logits, labels, session)"
         )
     try:
-        loss = cls(**(kwargs.get("params", {}) if name == "custom_loss" else kwargs))
+        settings = kwargs.get("params", {}) if name == "custom_loss" else kwargs
+        loss = cls(**settings)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"losses.{name}: {error}") from error
     loss.config_name = name
+    loss.session_name = settings.get("session_name", loss.session_name)
     return loss

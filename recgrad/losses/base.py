@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,16 @@ class Loss(nn.Module):
 
     Attributes:
         num_logits: logits a row must have; None when that is the number of classes.
+        predicts: probabilities, or values of their own scale.
         needs_session: whether `session` must be given.
+        session_name: the field whose equal values make a session.
         config_name: the name in the config that it was built from.
     """
 
     num_logits: ClassVar[int | None] = 1
+    predicts: ClassVar[Literal["probabilities", "values"]] = "probabilities"
     needs_session: ClassVar[bool] = False
+    session_name: str | None = None
     config_name: str = ""
 
     def rows(self, logits: Tensor, labels: Tensor, session: Tensor | None) -> Tensor:
@@ -61,13 +65,6 @@ class Loss(nn.Module):
         if weights is not None:
             values = values * normalize_weights(weights.reshape(-1).to(values.device)).to(values.dtype)
         return values.mean() if values.numel() else values.sum()
-
-
-def check_smoothing(label_smoothing: float) -> float:
-    """The share of a label that smoothing takes, in [0, 1); raises for any other."""
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
-    return label_smoothing
 
 
 def binary_labels(labels: Tensor, like: Tensor, name: str) -> Tensor:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from recgrad.limits import Share
 from recgrad.losses import LOSSES
-from recgrad.losses.base import Loss, binary_labels, check_smoothing
+from recgrad.losses.base import Loss, binary_labels
 
 
 @LOSSES.register("binary_cross_entropy")
@@ -16,9 +17,9 @@ class BinaryCrossEntropy(Loss):
     Label smoothing ε takes y(1−ε) + ε/2 for y. Labels may lie anywhere in [0, 1].
     """
 
-    def __init__(self, *, label_smoothing: float = 0.0) -> None:
+    def __init__(self, *, label_smoothing: Share = 0.0) -> None:
         super().__init__()
-        self.label_smoothing = check_smoothing(label_smoothing)
+        self.label_smoothing = label_smoothing
 
     def rows(self, logits: Tensor, labels: Tensor, session: Tensor | None) -> Tensor:
         """The cross entropy of each row."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from recgrad.limits import Inside, Rate
 from recgrad.losses import LOSSES
 from recgrad.losses.base import Loss, binary_labels
 
@@ -21,12 +22,8 @@ class BinaryFocalLoss(Loss):
             differentiates them.
     """
 
-    def __init__(self, *, gamma: float = 2.0, alpha: float = 0.5, detach_weight: bool = True) -> None:
+    def __init__(self, *, gamma: Rate = 2.0, alpha: Inside = 0.5, detach_weight: bool = True) -> None:
         super().__init__()
-        if gamma < 0:
-            raise ValueError(f"gamma must be at least 0, got {gamma}")
-        if not 0 < alpha < 1:
-            raise ValueError(f"alpha must be in (0, 1), got {alpha}")
         self.gamma, self.alpha, self.detach_weight = gamma, alpha, detach_weight
 
     def rows(self, logits: Tensor, labels: Tensor, session: Tensor | None) -> Tensor:

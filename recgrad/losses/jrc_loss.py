@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from recgrad.limits import Fraction
 from recgrad.losses import LOSSES
 from recgrad.losses.base import Loss
 from recgrad.losses.softmax_cross_entropy import class_labels
@@ -31,10 +32,8 @@ class JRCLoss(Loss):
     num_logits: ClassVar[int | None] = 2
     needs_session: ClassVar[bool] = True
 
-    def __init__(self, *, session_name: str = "", alpha: float = 0.5) -> None:
+    def __init__(self, *, session_name: str = "", alpha: Fraction = 0.5) -> None:
         super().__init__()
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha must be in [0, 1], got {alpha}")
         self.session_name, self.alpha = session_name, alpha
 
     def rows(self, logits: Tensor, labels: Tensor, session: Tensor | None) -> Tensor:

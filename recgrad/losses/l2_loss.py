@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 from torch import Tensor
 
 from recgrad.losses import LOSSES
@@ -11,6 +13,8 @@ from recgrad.losses.base import Loss
 @LOSSES.register("l2_loss")
 class L2Loss(Loss):
     """(z − y)²: the mean squared error of the output z itself."""
+
+    predicts: ClassVar[Literal["probabilities", "values"]] = "values"
 
     def rows(self, logits: Tensor, labels: Tensor, session: Tensor | None) -> Tensor:
         """The squared error of each row."""

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recgrad.errors import DataError
+from recgrad.limits import Share
 from recgrad.losses import LOSSES
-from recgrad.losses.base import Loss, check_smoothing
+from recgrad.losses.base import Loss
 
 
 @LOSSES.register("softmax_cross_entropy")
@@ -22,9 +23,9 @@ class SoftmaxCrossEntropy(Loss):
 
     num_logits: ClassVar[int | None] = None
 
-    def __init__(self, *, label_smoothing: float = 0.0) -> None:
+    def __init__(self, *, label_smoothing: Share = 0.0) -> None:
         super().__init__()
-        self.label_smoothing = check_smoothing(label_smoothing)
+        self.label_smoothing = label_smoothing
 
     def rows(self, logits: Tensor, labels: Tensor, session: Tensor | None) -> Tensor:
         """The cross entropy of each row."""

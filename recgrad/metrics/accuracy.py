@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recgrad.limits import Count, Fraction
 from recgrad.metrics import METRICS, TRAIN_METRICS
 from recgrad.metrics.base import Metric, Value, binary_of, class_scores_of, probabilities_of
 from recgrad.metrics.ranking import places_of_index
@@ -30,12 +31,12 @@ class Accuracy(Metric):
     right: Tensor
     rows: Tensor
 
-    def __init__(self, *, threshold: float = 0.5, top_k: int = 1, num_class: int = 1, **kwargs: Any) -> None:
+    def __init__(
+        self, *, threshold: Fraction = 0.5, top_k: Count = 1, num_class: int = 1, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"threshold must be in [0, 1], got {threshold}")
-        if not 1 <= top_k <= max(1, num_class - 1):
-            raise ValueError(f"top_k must be at least 1 and less than num_class, got {top_k}")
+        if top_k > max(1, num_class - 1):
+            raise ValueError(f"top_k must be less than num_class {num_class}, got {top_k}")
         self.threshold, self.top_k, self.num_class = threshold, top_k, num_class
         self.add_sum("right")
         self.add_sum("rows", dtype=torch.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +11,14 @@ from torch import Tensor
 
 from recgrad.errors import RecgradError
 from recgrad.kernels import cached_njit
+from recgrad.limits import Range
 from recgrad.metrics import METRICS
 from recgrad.metrics.base import Metric, Value, binary_of, probabilities_of, scores_of
 from recgrad.metrics.pairs import Floats, Ints, binned_auc, exact_auc
 
 LOGIT_RANGE = 20.0
 BINS_PER_THRESHOLD = 64
+Thresholds = Annotated[int, Range("[2, ∞)")]
 
 
 @METRICS.register("auc")
@@ -41,10 +43,8 @@ class AUC(Metric):
     higher_is_better = True
     counts: Tensor
 
-    def __init__(self, *, thresholds: int = 200, exact: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *, thresholds: Thresholds = 200, exact: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if thresholds < 1:
-            raise ValueError(f"thresholds must be at least 1, got {thresholds}")
         self.thresholds, self.exact = thresholds, exact
         if exact:
             self.add_rows("scores", torch.float64)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recgrad.limits import Count
 from recgrad.metrics import METRICS, TRAIN_METRICS
 from recgrad.metrics.base import Metric, Value, check_soft_labels, probabilities_of, target_of
 
@@ -22,10 +23,8 @@ class Calibration(Metric):
 
     bins: Tensor
 
-    def __init__(self, *, num_bins: int = 20, **kwargs: Any) -> None:
+    def __init__(self, *, num_bins: Count = 20, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if num_bins < 1:
-            raise ValueError(f"num_bins must be at least 1, got {num_bins}")
         self.num_bins = num_bins
         self.add_sum("bins", (3, num_bins))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from recgrad.errors import RecgradError
+from recgrad.limits import Inside, Range, keep_limits
 from recgrad.metrics.base import check_numbers
 from recgrad.metrics.differences import (
     Bootstrap,
@@ -20,7 +21,7 @@ from recgrad.metrics.differences import (
     grouped_auc_difference,
     log_loss_difference,
 )
-from recgrad.metrics.grouped_auc import WEIGHTINGS
+from recgrad.metrics.grouped_auc import Weighting
 from recgrad.metrics.keys import Keys, keys_of
 from recgrad.metrics.pairs import Floats, Ints, group_starts
 
@@ -104,15 +105,16 @@ class Comparison:
         write_plot(self, path)
 
 
+@keep_limits
 def compare(
     labels: Any,
     scores_a: Any,
     scores_b: Any,
     groups: Keys | None = None,
     *,
-    weighting: str = "NONE",
-    confidence: float = 0.95,
-    num_resamples: int = 1000,
+    weighting: Weighting = "NONE",
+    confidence: Inside = 0.95,
+    num_resamples: Annotated[int, Range("[100, ∞)")] = 1000,
     seed: int = 0,
 ) -> Comparison:
     """Compare two models' probabilities for the same rows.
@@ -132,12 +134,6 @@ def compare(
         num_resamples: draws of the bootstrap.
         seed: of the draws.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
-    if num_resamples < 100:
-        raise ValueError(f"num_resamples must be at least 100, got {num_resamples}")
-    if weighting not in WEIGHTINGS:
-        raise ValueError(f"weighting must be one of {', '.join(WEIGHTINGS)}, got {weighting!r}")
     if groups is None and weighting != "NONE":
         raise ValueError(f"weighting is of groups, got {weighting} without groups")
     positive, scores = _checked(labels, scores_a, scores_b)

@@ -7,18 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recgrad.limits import Count, Share, keep_limits
 from recgrad.metrics.base import Metric, Value
 from recgrad.metrics.ranks import gather_tensors, world_size
 
 
-def check_decay(decay_rate: float, decay_step: int) -> None:
-    """Raise when they make no sense."""
-    if not 0 <= decay_rate < 1:
-        raise ValueError(f"decay_rate must be in [0, 1), got {decay_rate}")
-    if decay_step < 1:
-        raise ValueError(f"decay_step must be at least 1, got {decay_step}")
-
-
+@keep_limits
 class Decayed(Metric):
     """A metric over windows of decay_step updates: value = decay·value + (1−decay)·new.
 
@@ -43,11 +37,10 @@ class Decayed(Metric):
     closed: Tensor
 
     def __init__(
-        self, metric: Metric, *, decay_rate: float = 0.9, decay_step: int = 100, **kwargs: Any
+        self, metric: Metric, *, decay_rate: Share = 0.9, decay_step: Count = 100, **kwargs: Any
     ) -> None:
         # The windows are gathered and folded here, once for all ranks.
         super().__init__(**({"sync_on_compute": False} | kwargs))
-        check_decay(decay_rate, decay_step)
         if isinstance(self, nn.Module) != isinstance(metric, nn.Module):
             # The state of the one would not be part of the state_dict of the other.
             raise TypeError("metric must be a torchmetrics.Metric if and only if this is one")

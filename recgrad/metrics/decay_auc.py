@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recgrad.limits import Count, Share, keep_limits
 from recgrad.metrics import TRAIN_METRICS
-from recgrad.metrics.auc import BINS_PER_THRESHOLD, bin_counts, one_class_reason
+from recgrad.metrics.auc import BINS_PER_THRESHOLD, Thresholds, bin_counts, one_class_reason
 from recgrad.metrics.base import Metric, Value
-from recgrad.metrics.decay import check_decay
 from recgrad.metrics.pairs import binned_auc
 
 
 @TRAIN_METRICS.register("auc")
+@keep_limits
 class DecayAUC(Metric):
     """AUC of counts that fade: every decay_step updates, counts = decay·counts + (1−decay)·new.
 
@@ -28,12 +29,9 @@ class DecayAUC(Metric):
     steps: Tensor
 
     def __init__(
-        self, *, thresholds: int = 200, decay_rate: float = 0.9, decay_step: int = 100, **kwargs: Any
+        self, *, thresholds: Thresholds = 200, decay_rate: Share = 0.9, decay_step: Count = 100, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        if thresholds < 1:
-            raise ValueError(f"thresholds must be at least 1, got {thresholds}")
-        check_decay(decay_rate, decay_step)
         self.decay_rate, self.decay_step = decay_rate, decay_step
         shape = (2, thresholds * BINS_PER_THRESHOLD)
         self.add_sum("counts", shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from recgrad.metrics.base import Metric, Value, binary_of, scores_of
 from recgrad.metrics.keys import Keys, keys_of
 from recgrad.metrics.pairs import Floats, Ints, auc_by_group, group_starts
 
-WEIGHTINGS = ("NONE", "IMPRESSIONS", "POSITIVES")
+Weighting = Literal["NONE", "IMPRESSIONS", "POSITIVES"]
 
 
 @METRICS.register("grouped_auc")
@@ -32,10 +32,10 @@ class GroupedAUC(Metric):
     higher_is_better = True
     needs_key = True
 
-    def __init__(self, *, grouping_key: str | None = None, weighting: str = "NONE", **kwargs: Any) -> None:
+    def __init__(
+        self, *, grouping_key: str | None = None, weighting: Weighting = "NONE", **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        if weighting not in WEIGHTINGS:
-            raise ValueError(f"weighting must be one of {', '.join(WEIGHTINGS)}, got {weighting!r}")
         self.grouping_key, self.weighting = grouping_key, weighting
         self.add_rows("scores", torch.float64)
         self.add_rows("labels", torch.uint8)

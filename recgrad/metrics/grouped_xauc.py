@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recgrad.limits import Count
 from recgrad.metrics import METRICS
 from recgrad.metrics.base import Metric, Value, finite_target, values_of
 from recgrad.metrics.keys import Keys, keys_of
@@ -35,13 +36,11 @@ class GroupedXAUC(Metric):
         self,
         *,
         grouping_key: str | None = None,
-        max_pairs_per_group: int = 100,
+        max_pairs_per_group: Count = 100,
         exact: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if max_pairs_per_group < 1:
-            raise ValueError(f"max_pairs_per_group must be at least 1, got {max_pairs_per_group}")
         self.grouping_key, self.max_pairs_per_group, self.exact = grouping_key, max_pairs_per_group, exact
         self.add_rows("scores", torch.float64)
         self.add_rows("labels", torch.float64)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from recgrad.kernels import cached_njit
+from recgrad.limits import Range
 from recgrad.metrics import METRICS, TRAIN_METRICS
 from recgrad.metrics.base import (
     Metric,
@@ -39,10 +40,10 @@ class LogLoss(Metric):
     total: Tensor
     rows: Tensor
 
-    def __init__(self, *, eps: float = 1e-7, num_class: int = 1, **kwargs: Any) -> None:
+    def __init__(
+        self, *, eps: Annotated[float, Range("(0, 0.5)")] = 1e-7, num_class: int = 1, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        if not 0 < eps < 0.5:
-            raise ValueError(f"eps must be in (0, 0.5), got {eps}")
         self.eps, self.num_class = eps, num_class
         self.add_sum("total")
         self.add_sum("rows", dtype=torch.int64)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from recgrad.kernels import cached_njit
+from recgrad.limits import Count
 from recgrad.metrics import METRICS
 from recgrad.metrics.pairs import Floats, Ints
 from recgrad.metrics.ranking import Places, RankingMetric, first_places
@@ -16,7 +17,7 @@ from recgrad.metrics.ranking import Places, RankingMetric, first_places
 class MRR(RankingMetric):
     """Mean over queries of 1 / (rank of the best wanted item); 0 for a rank beyond top_k."""
 
-    def __init__(self, *, top_k: int | None = None, grouping_key: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, *, top_k: Count | None = None, grouping_key: str | None = None, **kwargs: Any) -> None:
         super().__init__(top_k=top_k, grouping_key=grouping_key, **kwargs)
 
     def of_queries(self, places: Places, k: int) -> Floats:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from recgrad.errors import RecgradError
+from recgrad.limits import Range
 from recgrad.metrics import METRICS
-from recgrad.metrics.auc import BINS_PER_THRESHOLD, logit_bins
+from recgrad.metrics.auc import BINS_PER_THRESHOLD, Thresholds, logit_bins
 from recgrad.metrics.base import Metric, Value, class_scores_of
 from recgrad.metrics.pairs import binned_auc, exact_auc
 from recgrad.metrics.ranking import classes_of
-
-AVERAGES = ("macro", "weighted", "none")
 
 
 @METRICS.register("multiclass_auc")
@@ -39,19 +38,13 @@ class MulticlassAUC(Metric):
     def __init__(
         self,
         *,
-        num_class: int,
-        thresholds: int = 200,
-        average: str = "macro",
+        num_class: Annotated[int, Range("[2, ∞)")],
+        thresholds: Thresholds = 200,
+        average: Literal["macro", "weighted", "none"] = "macro",
         exact: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if num_class < 2:
-            raise ValueError(f"num_class must be at least 2, got {num_class}")
-        if thresholds < 1:
-            raise ValueError(f"thresholds must be at least 1, got {thresholds}")
-        if average not in AVERAGES:
-            raise ValueError(f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
         self.num_class, self.average, self.exact = num_class, average, exact
         self.bins = thresholds * BINS_PER_THRESHOLD
         if exact:

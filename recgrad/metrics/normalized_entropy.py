@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from recgrad.limits import Range
 from recgrad.metrics import METRICS, TRAIN_METRICS
 from recgrad.metrics.base import Metric, Value, check_soft_labels, probabilities_of, target_of
 from recgrad.metrics.log_loss import entropy_sum
@@ -29,10 +30,8 @@ class NormalizedEntropy(Metric):
     labels: Tensor
     rows: Tensor
 
-    def __init__(self, *, eta: float = 1e-12, **kwargs: Any) -> None:
+    def __init__(self, *, eta: Annotated[float, Range("(0, 0.5)")] = 1e-12, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not 0 < eta < 0.5:
-            raise ValueError(f"eta must be in (0, 0.5), got {eta}")
         self.eta = eta
         self.add_sum("total")
         self.add_sum("labels")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from recgrad.errors import RecgradError
+from recgrad.limits import Count
 from recgrad.metrics.base import Metric, Value, check_numbers, finite_target, values_of
 from recgrad.metrics.keys import Keys, keys_of
 from recgrad.metrics.pairs import Floats, Ints, group_starts
@@ -65,10 +66,8 @@ class RankingMetric(Metric):
     total: Tensor
     queries: Tensor
 
-    def __init__(self, *, top_k: int | None = 5, grouping_key: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, *, top_k: Count | None = 5, grouping_key: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"top_k must be at least 1, got {top_k}")
         self.top_k, self.grouping_key = top_k, grouping_key or None
         self.needs_key = self.grouping_key is not None
         if self.needs_key:

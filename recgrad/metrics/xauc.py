@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from recgrad.limits import Count, Range
 from recgrad.metrics import METRICS, TRAIN_METRICS
 from recgrad.metrics.base import Metric, Value, finite_target, values_of
 from recgrad.metrics.pairs import concordance, sampled_concordance
@@ -38,17 +39,13 @@ class XAUC(Metric):
     def __init__(
         self,
         *,
-        sample_ratio: float = 1e-3,
-        max_pairs: int | None = None,
+        sample_ratio: Annotated[float, Range("(0, 1]")] = 1e-3,
+        max_pairs: Count | None = None,
         in_batch: bool = False,
         exact: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if not 0 < sample_ratio <= 1:
-            raise ValueError(f"sample_ratio must be in (0, 1], got {sample_ratio}")
-        if max_pairs is not None and max_pairs < 1:
-            raise ValueError(f"max_pairs must be at least 1, got {max_pairs}")
         if exact and (in_batch or max_pairs is not None):
             raise ValueError("exact counts all pairs: in_batch and max_pairs must not be set with it")
         if in_batch and max_pairs is not None:

@@ -15,8 +15,9 @@ from recgrad.config.messages import chosen, struct_to_dict, to_kwargs
 from recgrad.config.proto import model_pb2
 from recgrad.data.features.spec import FeatureSpec
 from recgrad.errors import ConfigError, Problem
-from recgrad.losses import build_loss
+from recgrad.losses import Loss, build_loss
 from recgrad.losses.weighting import TaskWeighting
+from recgrad.metrics import build_metric, build_train_metric
 from recgrad.models.base import MODELS, Model
 from recgrad.models.group_plan import EncoderSpec, FeatureGroup, SequenceGroup
 from recgrad.models.tasks import TaskSpec
@@ -142,37 +143,40 @@ def build_tasks(
 
 
 def _single_task(config: model_pb2.ModelConfig, label_fields: Sequence[str], cls: type[Model]) -> TaskSpec:
-    width = 1 if cls.retrieval else _num_logits("model_config", config.losses, config.num_class)
     return TaskSpec(
         label_name=label_fields[0] if label_fields else "",
-        losses=tuple(config.losses),
-        metrics=tuple(config.metrics),
-        train_metrics=tuple(config.train_metrics),
-        num_class=config.num_class,
-        num_logits=width,
         retrieval=cls.retrieval,
+        **_objectives(config, "model_config", cls.retrieval),
     )
 
 
 def _tower_task(tower: Any) -> TaskSpec:
-    where = f"task_towers[{tower.tower_name}]"
     return TaskSpec(
         name=tower.tower_name,
         label_name=tower.label_name,
-        losses=tuple(tower.losses),
-        metrics=tuple(tower.metrics),
-        train_metrics=tuple(tower.train_metrics),
-        num_class=tower.num_class,
-        num_logits=_num_logits(where, tower.losses, tower.num_class),
         weighting=TaskWeighting.from_config(tower),
+        **_objectives(tower, f"task_towers[{tower.tower_name}]"),
     )
 
 
-def _num_logits(where: str, losses: Sequence[Any], num_class: int) -> int:
+def _objectives(config: Any, where: str, retrieval: bool = False) -> dict[str, Any]:
+    """The losses and metrics of a tower, or of a model of one task, and what they ask of its output."""
+    num_class, losses = config.num_class, tuple(map(build_loss, config.losses))
+    return {
+        "num_class": num_class,
+        "num_logits": 1 if retrieval else _num_logits(where, losses, num_class),
+        "losses": losses,
+        "metrics": tuple(build_metric(metric, num_class=num_class) for metric in config.metrics),
+        "train_metrics": tuple(
+            build_train_metric(metric, num_class=num_class) for metric in config.train_metrics
+        ),
+    }
+
+
+def _num_logits(where: str, losses: Sequence[Loss], num_class: int) -> int:
     """Width of the output that all losses can use."""
     widths: dict[int, str] = {}
-    for config in losses:
-        loss = build_loss(config)
+    for loss in losses:
         if loss.num_logits is None and num_class < 2:
             raise ConfigError(f"{where}.num_class: {loss.config_name} needs at least 2, got {num_class}")
         if loss.num_logits is not None and num_class not in (1, loss.num_logits):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from recgrad.config.proto.loss_pb2 import LossConfig
-from recgrad.config.proto.metric_pb2 import MetricConfig, TrainMetricConfig
 from recgrad.errors import ConfigError
+from recgrad.losses import Loss
 from recgrad.losses.weighting import TaskWeighting
+from recgrad.metrics.base import Metric
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,9 @@ class TaskSpec:
 
     name: str = ""
     label_name: str = ""
-    losses: Sequence[LossConfig] = ()
-    metrics: Sequence[MetricConfig] = ()
-    train_metrics: Sequence[TrainMetricConfig] = ()
+    losses: Sequence[Loss] = ()
+    metrics: Sequence[Metric] = ()
+    train_metrics: Sequence[Metric] = ()
     num_class: int = 1
     num_logits: int = 1
     weighting: TaskWeighting = field(default_factory=TaskWeighting)
@@ -50,10 +49,10 @@ class TaskSpec:
         return f"logits{self.suffix}"
 
 
-def loss_names(spec: TaskSpec, losses: Iterable[Any]) -> list[str]:
+def loss_names(spec: TaskSpec) -> list[str]:
     """What the log calls the losses of a task: their config names, the user's own by their class."""
     names: list[str] = []
-    for loss in losses:
+    for loss in spec.losses:
         own = loss.config_name == "custom_loss"
         name = f"{type(loss).__name__ if own else loss.config_name}{spec.suffix}"
         if name in names:

@@ -9,14 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recgrad.config.messages import chosen, struct_to_dict, to_kwargs
-from recgrad.config.proto.loss_pb2 import LossConfig
 from recgrad.data.batch import Batch
 from recgrad.errors import ConfigError, DataError
-from recgrad.losses import Loss, build_loss
 from recgrad.losses.pareto import pareto_weights
 from recgrad.losses.weighting import normalize_weights
-from recgrad.metrics import build_metric, build_train_metric
 from recgrad.metrics.base import Metric
 from recgrad.models.base import Model
 from recgrad.models.tasks import TaskSpec, loss_names
@@ -137,20 +133,17 @@ class Head(nn.Module):
         if self.weighting.sample_weight_name is None and not spec.name and sample_weight_fields:
             # A model of one task takes the first sample-weight field of the data.
             self.weighting = replace(self.weighting, sample_weight_name=sample_weight_fields[0])
-        self.loss_terms = nn.ModuleList(build_loss(config) for config in spec.losses)
-        self._loss_names = loss_names(spec, self.loss_terms)
-        self._sessions = [_session_name(config) for config in spec.losses]
-        self.metrics = _named(spec, [build_metric(m, num_class=spec.num_class) for m in spec.metrics])
-        self.train_metrics = _named(
-            spec, [build_train_metric(m, num_class=spec.num_class) for m in spec.train_metrics]
-        )
+        self.loss_terms = nn.ModuleList(spec.losses)
+        self._loss_names = loss_names(spec)
+        self.metrics = _named(spec, spec.metrics)
+        self.train_metrics = _named(spec, spec.train_metrics)
 
     def losses(self, outputs: Outputs, batch: Batch) -> Iterator[tuple[str, Tensor]]:
         """The loss terms of this head, by name, weighted; 0 for a batch of no rows."""
         labels = self.labels(batch)
         weights = self.weighting.rows(batch.labels, batch.sample_weights)
-        for name, loss, session_name in zip(self._loss_names, self.loss_terms, self._sessions, strict=True):
-            session = None if session_name is None else batch.keys[session_name]
+        for name, loss in zip(self._loss_names, self.spec.losses, strict=True):
+            session = None if loss.session_name is None else batch.keys[loss.session_name]
             if batch.size:
                 value = loss(outputs[self.spec.logits], labels, weights=weights, session=session)
             else:
@@ -166,17 +159,11 @@ class Head(nn.Module):
             # The own item; the other columns are negatives, which only training and metrics need.
             yield f"similarity{self.spec.suffix}", outputs[self.spec.logits][:, 0]
             return
-        name = "y" if self._loss.config_name == "l2_loss" else "probs"
+        name = "y" if self.spec.losses[0].predicts == "values" else "probs"
         yield f"{name}{self.spec.suffix}", self._scores(outputs)
 
-    @property
-    def _loss(self) -> Loss:
-        loss = self.loss_terms[0]
-        assert isinstance(loss, Loss)
-        return loss
-
     def _scores(self, outputs: Outputs) -> Tensor:
-        return self._loss.predict(outputs[self.spec.logits])
+        return self.spec.losses[0].predict(outputs[self.spec.logits])
 
     def labels(self, batch: Batch) -> Tensor:
         """The label of each row, on the host; the first column is the true item of retrieval models."""
@@ -195,15 +182,6 @@ class Head(nn.Module):
                 metric.update(scores, labels, batch.keys[metric.grouping_key])
             else:
                 metric.update(scores, labels)
-
-
-def _session_name(config: LossConfig) -> str | None:
-    choice = chosen(config, "loss")
-    if choice is None:
-        return None
-    name, message = choice
-    source = struct_to_dict(message.params) if name == "custom_loss" else to_kwargs(message)
-    return source.get("session_name")
 
 
 def _named(spec: TaskSpec, metrics: Sequence[Metric]) -> dict[str, Metric]:

@@ -250,7 +250,7 @@ def test_every_export_exists():
         ("accuracy { top_k: 2 }", 1, "top_k"),
         ("accuracy { top_k: 2 }", 2, "top_k"),
         ("recall_at_k { top_k: 0 }", 1, "metrics.recall_at_k: top_k must be at least 1, got 0"),
-        ("auc { thresholds: 0 }", 1, "thresholds must be at least 1"),
+        ("auc { thresholds: 0 }", 1, "thresholds must be at least 2"),
         ("xauc { exact: true in_batch: true }", 1, "exact counts all pairs"),
         ("calibration { num_bins: 0 }", 1, "num_bins"),
         ("", 1, "no metric is set"),

@@ -14,7 +14,6 @@ from recgrad.check.capabilities import available
 from recgrad.config import PipelineConfig, check_rules
 from recgrad.config.proto.model_pb2 import ModelConfig
 from recgrad.errors import ConfigError, RecgradError
-from recgrad.losses import build_loss
 from recgrad.losses.weighting import TaskWeighting
 
 
@@ -69,7 +68,7 @@ def test_every_model_is_counted():
 def test_a_single_task_takes_the_first_label(build):
     (task,) = build("deepfm").tasks
     assert (task.name, task.label_name, task.logits, task.suffix) == ("", "click", "logits", "")
-    assert task.losses[0].WhichOneof("loss") == "binary_cross_entropy"
+    assert task.losses[0].config_name == "binary_cross_entropy"
     assert task.metrics[0].WhichOneof("metric") == "auc"
 
 
@@ -116,6 +115,7 @@ def single(name, loss, num_class, config_of):
     text_format.Parse(f"losses {{ {loss} }}", scratch := ModelConfig())
     config.losses.extend(scratch.losses)
     config.num_class = num_class
+    del config.metrics[:]
     return config
 
 
@@ -130,7 +130,7 @@ def test_several_classes(name, build, batch, config_of):
     model = build(single(name, "softmax_cross_entropy {}", 3, config_of))
     logits = model(batch)["logits"]
     assert logits.shape == (6, 3)
-    loss = build_loss(model.tasks[0].losses[0])
+    loss = model.tasks[0].losses[0]
     loss(logits, torch.tensor([0, 1, 2, 0, 1, 2])).backward()
     # A part that all classes share cancels in the softmax: its parameters would get (almost) nothing.
     for key, parameter in model.named_parameters():
@@ -147,6 +147,7 @@ def test_classes_of_a_tower(build, batch, config_of):
     config = config_of("pepnet")
     tower = config.pepnet.task_towers[1]
     tower.num_class = 4
+    del tower.metrics[:]
     tower.losses[0].softmax_cross_entropy.SetInParent()
     outputs = build(config)(batch)
     assert outputs["logits_ctr"].shape == (6,)

@@ -11,7 +11,6 @@ from torch import nn
 
 from recgrad.config.proto.model_pb2 import ModelConfig
 from recgrad.data.batch import Batch, JaggedDense, KeyedDense, KeyedJagged
-from recgrad.losses import build_loss
 from recgrad.models.base import MODELS, Model
 from recgrad.models.group_plan import FeatureGroup
 from recgrad.optim.sparse import Adam
@@ -81,7 +80,7 @@ class Planted:
 
 def train(model, data, epochs=3, rate=0.01):
     """A loop of one's own: any torch optimizer for the dense half, a sparse one for the tables."""
-    losses = {task.logits: [build_loss(config) for config in task.losses] for task in model.tasks}
+    losses = {task.logits: task.losses for task in model.tasks}
     dense = torch.optim.Adam([p for _, p in model.dense_named_parameters()], lr=rate)
     sparse = Adam(model.engine.tables.values(), lr=rate)
     order = np.random.default_rng(0)
@@ -169,13 +168,13 @@ class Linear(Model):
 def linear_auc(data):
     """What a linear model reaches on the planted clicks."""
     from recgrad.data.features.spec import FeatureSpec, Kind
+    from recgrad.losses.binary_cross_entropy import BinaryCrossEntropy
     from recgrad.models.tasks import TaskSpec
 
     features = [FeatureSpec(n, Kind.SPARSE, num_rows=ROWS_OF_TABLE, embedding_dim=4) for n in IDS]
     features += [FeatureSpec("x", Kind.DENSE), FeatureSpec("y", Kind.DENSE, value_dim=2)]
-    loss = text_format.Parse("losses { binary_cross_entropy {} }", ModelConfig()).losses
     groups = [FeatureGroup("wide", list(IDS), "WIDE"), FeatureGroup("numbers", ["x", "y"])]
-    model = Linear(features, groups, tasks=[TaskSpec(label_name="click", losses=tuple(loss))])
+    model = Linear(features, groups, tasks=[TaskSpec(label_name="click", losses=[BinaryCrossEntropy()])])
     return auc(train(model, data[0]), data[1])["click"]
 
 
