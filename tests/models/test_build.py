@@ -69,7 +69,7 @@ def test_a_single_task_takes_the_first_label(build):
     (task,) = build("deepfm").tasks
     assert (task.name, task.label_name, task.logits, task.suffix) == ("", "click", "logits", "")
     assert task.losses[0].config_name == "binary_cross_entropy"
-    assert task.metrics[0].WhichOneof("metric") == "auc"
+    assert task.metrics[0].config_name == "auc"
 
 
 def test_task_towers_become_tasks(build, config_of):

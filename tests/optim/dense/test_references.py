@@ -481,6 +481,8 @@ def test_follows_the_paper(name, options, dtype):
     # 12 updates, each a handful of operations; LAMB's and LARS's norms and the Newton–Schulz
     # steps add a few more roundings.
     tolerance = {"rtol": 1e-9, "atol": 1e-9} if dtype == torch.float64 else {"rtol": 2e-4, "atol": 2e-5}
+    if name == "nadam" and dtype == torch.float64:
+        tolerance = {"rtol": 1e-7, "atol": 1e-8}  # torch keeps the product of the μ in float32
     for t in range(STEPS):
         for p, stream in zip(params, streams):
             p.grad = torch.tensor(stream[t], dtype=dtype)
