@@ -40,7 +40,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from recgrad import config, data, losses, metrics, models, optim
-    from recgrad.config import PipelineConfig, check_config, edit_config, load_config, save_config
+    from recgrad.check import check_config
+    from recgrad.config import PipelineConfig, edit_config, load_config, save_config
     from recgrad.errors import CheckpointError, ConfigError, DataError, RecgradError
     from recgrad.export.predict import predict
     from recgrad.export.report import write_report
@@ -59,7 +60,7 @@ else:
             "PipelineConfig": "recgrad.config",
             "RecgradError": "recgrad.errors",
             "TrainResult": "recgrad.training.run",
-            "check_config": "recgrad.config",
+            "check_config": "recgrad.check",
             "edit_config": "recgrad.config",
             "evaluate": "recgrad.training.run",
             "load_config": "recgrad.config",

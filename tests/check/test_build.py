@@ -150,7 +150,7 @@ def test_a_vocabulary_that_is_elsewhere_is_a_hint(whole: Whole) -> None:
     assert str(report.hints[-1]) == f"{where}: no file 'absent.txt' here; a run needs it"
     (problem,) = map(str, check_config(config, files=True).problems)
     assert problem.startswith(f"{where}: 'c': vocab_file 'absent.txt' (")
-    assert "/absent.txt) cannot be read: No such file" in problem
+    assert "/absent.txt) cannot be read: no such file" in problem
     for i in (0, 2):
         config.feature_configs[i].id_feature.embedding_name = "shared"
     assert check_config(config).ok  # the size of the shared table is not known
