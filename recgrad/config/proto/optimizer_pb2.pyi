@@ -619,6 +619,7 @@ class FusedAdamOptimizer(message.Message):
     MAX_GRADIENT_FIELD_NUMBER: builtins.int
     EPS_FIELD_NUMBER: builtins.int
     WEIGHT_DECAY_MODE_FIELD_NUMBER: builtins.int
+    LAZY_FIELD_NUMBER: builtins.int
     lr: builtins.float
     beta1: builtins.float
     beta2: builtins.float
@@ -630,6 +631,10 @@ class FusedAdamOptimizer(message.Message):
     """Ours: keeps the divisor above 0."""
     weight_decay_mode: WeightDecayMode.ValueType
     """Ours: unset, Adam, LAMB and Lion decouple and the others add to the gradient."""
+    lazy: builtins.bool
+    """Ours: leave rows alone that a batch does not touch; false gives dense Adam's result: a row catches up with
+    the updates that it missed when it is next read.
+    """
     def __init__(
         self,
         *,
@@ -641,10 +646,11 @@ class FusedAdamOptimizer(message.Message):
         max_gradient: builtins.float | None = ...,
         eps: builtins.float | None = ...,
         weight_decay_mode: WeightDecayMode.ValueType | None = ...,
+        lazy: builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["beta1", b"beta1", "beta2", b"beta2", "eps", b"eps", "gradient_clipping", b"gradient_clipping", "lr", b"lr", "max_gradient", b"max_gradient", "weight_decay", b"weight_decay", "weight_decay_mode", b"weight_decay_mode"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["beta1", b"beta1", "beta2", b"beta2", "eps", b"eps", "gradient_clipping", b"gradient_clipping", "lazy", b"lazy", "lr", b"lr", "max_gradient", b"max_gradient", "weight_decay", b"weight_decay", "weight_decay_mode", b"weight_decay_mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["beta1", b"beta1", "beta2", b"beta2", "eps", b"eps", "gradient_clipping", b"gradient_clipping", "lr", b"lr", "max_gradient", b"max_gradient", "weight_decay", b"weight_decay", "weight_decay_mode", b"weight_decay_mode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["beta1", b"beta1", "beta2", b"beta2", "eps", b"eps", "gradient_clipping", b"gradient_clipping", "lazy", b"lazy", "lr", b"lr", "max_gradient", b"max_gradient", "weight_decay", b"weight_decay", "weight_decay_mode", b"weight_decay_mode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -788,6 +794,7 @@ class FusedPartialRowWiseAdamOptimizer(message.Message):
     MAX_GRADIENT_FIELD_NUMBER: builtins.int
     EPS_FIELD_NUMBER: builtins.int
     WEIGHT_DECAY_MODE_FIELD_NUMBER: builtins.int
+    LAZY_FIELD_NUMBER: builtins.int
     lr: builtins.float
     beta1: builtins.float
     beta2: builtins.float
@@ -799,6 +806,10 @@ class FusedPartialRowWiseAdamOptimizer(message.Message):
     """Ours: keeps the divisor above 0."""
     weight_decay_mode: WeightDecayMode.ValueType
     """Ours: unset, Adam, LAMB and Lion decouple and the others add to the gradient."""
+    lazy: builtins.bool
+    """Ours: leave rows alone that a batch does not touch; false gives dense Adam's result: a row catches up with
+    the updates that it missed when it is next read.
+    """
     def __init__(
         self,
         *,
@@ -810,10 +821,11 @@ class FusedPartialRowWiseAdamOptimizer(message.Message):
         max_gradient: builtins.float | None = ...,
         eps: builtins.float | None = ...,
         weight_decay_mode: WeightDecayMode.ValueType | None = ...,
+        lazy: builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["beta1", b"beta1", "beta2", b"beta2", "eps", b"eps", "gradient_clipping", b"gradient_clipping", "lr", b"lr", "max_gradient", b"max_gradient", "weight_decay", b"weight_decay", "weight_decay_mode", b"weight_decay_mode"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["beta1", b"beta1", "beta2", b"beta2", "eps", b"eps", "gradient_clipping", b"gradient_clipping", "lazy", b"lazy", "lr", b"lr", "max_gradient", b"max_gradient", "weight_decay", b"weight_decay", "weight_decay_mode", b"weight_decay_mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["beta1", b"beta1", "beta2", b"beta2", "eps", b"eps", "gradient_clipping", b"gradient_clipping", "lr", b"lr", "max_gradient", b"max_gradient", "weight_decay", b"weight_decay", "weight_decay_mode", b"weight_decay_mode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["beta1", b"beta1", "beta2", b"beta2", "eps", b"eps", "gradient_clipping", b"gradient_clipping", "lazy", b"lazy", "lr", b"lr", "max_gradient", b"max_gradient", "weight_decay", b"weight_decay", "weight_decay_mode", b"weight_decay_mode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

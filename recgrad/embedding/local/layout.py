@@ -5,7 +5,7 @@ from __future__ import annotations
 # A table: addresses and sizes. INDEX is 0 for a plain table, whose slots are its rows.
 (
     WEIGHTS,  # address of slot 0
-    STRIDE,  # bytes of a row
+    STRIDE,  # bytes from row to row: the weights, and what lies behind them
     KIND,  # simd.F32, F16 or BF16
     ROWS,  # ids are 0 … ROWS − 1
     INIT,  # kind of initialiser
@@ -18,8 +18,10 @@ from __future__ import annotations
     COUNT,  # slots handed out (compact), rows touched (plain)
     FIRST_ROW,  # of a shard: where it begins in the whole table
     FIRST_COLUMN,
+    HISTORY,  # address of what its rows miss while no batch touches them; 0 if they stay as they are
+    DIRECTION,  # bytes from a row to the direction in which it moves, and to its last update, int32
     TABLE_COLUMNS,
-) = range(15)
+) = range(17)
 
 # A lookup in the forward pass, or a source of gradients in the update.
 (

@@ -8,8 +8,11 @@ import numpy as np
 from numba import njit
 
 from recgrad.embedding.local import simd
+from recgrad.embedding.local.catch_up import move_of, read_moved
 from recgrad.embedding.local.index import find, prefetch_entry
 from recgrad.embedding.local.layout import (
+    DIRECTION,
+    HISTORY,
     ID_WEIGHTS,
     IDS,
     INDEX,
@@ -96,11 +99,44 @@ def _sum(out: int, ring: int, p: int, q: int, dim: int, kind: int, weights: int,
 
 
 @njit(nogil=True)
+def _sum_moved(out: int, ring: int, p: int, q: int, dim: int, table: int, weights: int, first: bool) -> None:
+    """As `_sum`, of float32 rows that move on while no batch touches them."""
+    direction, moves = field(table, DIRECTION), ring + 8 * RING
+    for i in range(p, q):
+        at = 8 * (i & (RING - 1))
+        simd.store(moves + at, move_of(table, load_i64(ring + at), dim))
+    d = 0
+    while d + 16 <= dim:
+        acc = simd.splat16(np.float32(0)) if first else simd.load16(out + 4 * d)
+        for i in range(p, q):
+            at = 8 * (i & (RING - 1))
+            u = simd.load16(load_i64(ring + at) + direction + 4 * d)
+            u = simd.multiply(simd.splat16(simd.load1(moves + at)), u)
+            x = simd.subtract(simd.load16(load_i64(ring + at) + 4 * d), u)
+            if weights != 0:
+                x = simd.multiply(simd.splat16(simd.load1(weights + 4 * i)), x)
+            acc = simd.add(acc, x)
+        simd.store(out + 4 * d, acc)
+        d += 16
+    while d < dim:
+        acc1 = np.float32(0) if first else simd.load1(out + 4 * d)
+        for i in range(p, q):
+            at = 8 * (i & (RING - 1))
+            u1 = simd.load1(load_i64(ring + at) + direction + 4 * d)
+            x1 = simd.load1(load_i64(ring + at) + 4 * d) - simd.load1(moves + at) * u1
+            if weights != 0:
+                x1 = simd.load1(weights + 4 * i) * x1
+            acc1 += x1
+        simd.store(out + 4 * d, acc1)
+        d += 1
+
+
+@njit(nogil=True)
 def _sum_any(
     out: int, ring: int, p: int, q: int, dim: int, lookup: int, table: int, parameters: int, first: bool
 ) -> None:
-    """As `_sum`, where some rows are untouched (their values are generated) or out of range (left out)."""
-    kind, weights = field(table, KIND), field(lookup, ID_WEIGHTS)
+    """As `_sum`, where some rows are untouched (generated), out of range (left out) or have to catch up."""
+    kind, weights, catches_up = field(table, KIND), field(lookup, ID_WEIGHTS), field(table, HISTORY) != 0
     row = np.empty(dim, np.float32)
     if first:
         for d in range(dim):
@@ -111,13 +147,31 @@ def _sum_any(
             continue
         if address == 0 or untouched(address, kind):
             generate(table, parameters, load_i64(field(lookup, IDS) + 8 * i), simd.address(row), dim)
+        elif catches_up:
+            source = address
+            if kind != simd.F32:
+                source = simd.address(row)
+                read(address, kind, source, dim)
+            read_moved(table, address, source, simd.address(row), dim)
         else:
             read(address, kind, simd.address(row), dim)
         weight = np.float32(1)
         if weights != 0:
             weight = simd.load1(weights + 4 * i)
-        for d in range(dim):
-            simd.store(out + 4 * d, simd.load1(out + 4 * d) + weight * row[d])
+        _add(out, simd.address(row), weight, dim)
+
+
+@njit(nogil=True)
+def _add(out: int, row: int, weight: Any, dim: int) -> None:
+    """out += weight · row."""
+    d = 0
+    while d + 8 <= dim:
+        x = simd.multiply(simd.splat8(weight), simd.load8(row + 4 * d))
+        simd.store(out + 4 * d, simd.add(simd.load8(out + 4 * d), x))
+        d += 8
+    while d < dim:
+        simd.store(out + 4 * d, simd.load1(out + 4 * d) + weight * simd.load1(row + 4 * d))
+        d += 1
 
 
 @njit(nogil=True)
@@ -130,7 +184,6 @@ def _scale(out: int, dim: int, factor: Any) -> None:
 def _copy_rows(a: int, first: int, last: int, first_bag: int, last_bag: int, error: int) -> None:
     """Bags of one unweighted id each, of plain float32 tables; sample by sample, so outputs lie in order."""
     dim, lookups, tables = field(a, DIM), field(a, LOOKUPS), field(a, TABLES)
-    size = 4 * dim
     final = last_bag - 1
     for bag in range(first_bag, last_bag):
         ahead = min(bag + SAMPLES_AHEAD, final)
@@ -138,16 +191,19 @@ def _copy_rows(a: int, first: int, last: int, first_bag: int, last_bag: int, err
             lookup = lookups + 8 * LOOKUP_COLUMNS * i
             table = tables + 8 * TABLE_COLUMNS * field(lookup, TABLE)
             weights = field(table, WEIGHTS)
-            prefetch_row(weights + size * field(field(lookup, IDS), ahead), size)
+            stride = field(table, STRIDE)
+            prefetch_row(weights + stride * field(field(lookup, IDS), ahead), stride)
             row = field(field(lookup, IDS), bag)
             out = field(lookup, VECTORS) + bag * field(lookup, VECTOR_STRIDE)
-            address = weights + size * row
+            address = weights + stride * row
             if row < 0 or row >= field(table, ROWS):
                 if field(error, 1) == 0:
                     simd.store_i64(error, i)
                     simd.store_i64(error + 8, bag + 1)
             elif untouched(address, simd.F32):
                 generate(table, field(a, PARAMETERS) + 32 * field(lookup, TABLE), row, out, dim)
+            elif field(table, HISTORY) != 0:
+                read_moved(table, address, address, out, dim)
             elif dim % 16 == 0:
                 copy_wide(address, out, dim)
             else:
@@ -177,6 +233,8 @@ def _pool_bags(
     """Pool the bags of one lookup; returns 1 + the position of the first bad id, or 0."""
     ids, offsets, weights = field(lookup, IDS), field(lookup, OFFSETS), field(lookup, ID_WEIGHTS)
     kind, compact, mean = field(table, KIND), field(table, INDEX) != 0, field(lookup, MEAN) != 0
+    moves = field(table, HISTORY) != 0 and kind == simd.F32
+    short_moves = field(table, HISTORY) != 0 and kind != simd.F32
     step = field(lookup, VECTOR_STRIDE)
     out = field(lookup, VECTORS) + first_bag * step
     bad = 0
@@ -204,9 +262,11 @@ def _pool_bags(
             stored = True
             for i in range(begin, piece):
                 address = load_i64(ring + 8 * (i & (RING - 1)))
-                if address <= 0 or untouched(address, kind):
+                if address <= 0 or untouched(address, kind) or short_moves:
                     stored = False
-            if stored:
+            if stored and moves:
+                _sum_moved(out, ring, begin, piece, dim, table, weights, first)
+            elif stored:
                 _sum(out, ring, begin, piece, dim, kind, weights, first)
             else:
                 _sum_any(out, ring, begin, piece, dim, lookup, table, parameters, first)
@@ -222,7 +282,7 @@ def _pool_bags(
 def lookup_tasks(arguments: Any) -> None:
     """Draw tasks and do them."""
     a = simd.address_of(arguments)
-    ring = np.empty(RING, np.int64)
+    ring = np.empty(2 * RING, np.int64)  # of addresses, and of how far the rows have moved
     while True:
         task = simd.fetch_add(a + 8 * TASK, 1)
         if task >= field(a, TASK_COUNT):

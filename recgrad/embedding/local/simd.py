@@ -98,6 +98,31 @@ def multiply(context: Any, a: Any, b: Any) -> Any:
 
 
 @intrinsic
+def subtract(context: Any, a: Any, b: Any) -> Any:
+    """a − b, lane by lane."""
+    return a(a, b), lambda _, builder, __, args: builder.fsub(args[0], args[1])
+
+
+@intrinsic
+def divide(context: Any, a: Any, b: Any) -> Any:
+    """a/b, lane by lane; as the processor divides, without a look at zeros."""
+    return a(a, b), lambda _, builder, __, args: builder.fdiv(args[0], args[1])
+
+
+@intrinsic
+def root(context: Any, value: Any) -> Any:
+    """√value, lane by lane."""
+
+    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
+        kind = args[0].type
+        name = "llvm.sqrt.f32" if kind == _FLOAT else f"llvm.sqrt.v{kind.count}f32"
+        function = cgutils.get_or_insert_function(b.module, ir.FunctionType(kind, [kind]), name)
+        return b.call(function, [args[0]])
+
+    return value(value), generate
+
+
+@intrinsic
 def clamp(context: Any, value: Any, limit: Any) -> Any:
     """min(max(value, −limit), limit), lane by lane; NaN stays NaN."""
 

@@ -17,8 +17,10 @@ from recgrad.embedding.local.initializer import parse_init_fn, table_key
 from recgrad.embedding.local.layout import (
     BITS,
     COUNT,
+    DIRECTION,
     FIRST_COLUMN,
     FIRST_ROW,
+    HISTORY,
     INDEX,
     INIT,
     KEY,
@@ -34,6 +36,7 @@ from recgrad.embedding.local.memory import Region
 from recgrad.embedding.local.parallel import launch
 from recgrad.embedding.local.simd import BF16, F16, F32
 from recgrad.embedding.spec import Shard, TableSpec
+from recgrad.optim.sparse.history import HEADING, MISSED, SQUARE, STEP, STORED, History, saved_widths
 
 PLAIN_BYTES = 64 << 20  # AUTO: tables of at most this size are plain
 EXPORT_ROWS = 1 << 18
@@ -46,12 +49,14 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class StateArray:
-    """One state of the optimizer: `width` float32 a row."""
+    """One state of the optimizer: `width` float32 a row, from `offset` of a line of `stride`."""
 
     name: str
     width: int
     initial: float
     region: Region
+    stride: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ class Table:
         parameters: of the initialiser.
         handle: an empty tensor that stands for the table in an optimizer's param_groups.
         engine: the engine that the table belongs to.
+        history: what its rows miss while no batch touches them; None if they stay as they are.
     """
 
     by_columns = False  # its rows are whole
@@ -112,23 +118,19 @@ class Table:
         self.handle = torch.empty(0, requires_grad=spec.trainable)
         self.engine = engine
         self.states: dict[str, StateArray] = {}
+        self.history: History | None = None
         self._check()
         self.kind = _KINDS[spec.data_type]
         item = 4 if self.kind == F32 else 2
         size = spec.num_rows * spec.dim * item
         self.compact = spec.storage == "COMPACT" or (spec.storage == "AUTO" and size > PLAIN_BYTES)
-        self._weights = self._reserve(size, "weights")
+        self._lay_out(0)
         self._index: Region | None = None
         self._old: Region | None = None
         whole = spec.shard or Shard(spec.name, spec.num_rows, spec.dim)
         initializer = parse_init_fn(spec.init_fn, whole.num_rows, whole.dim, whole.table)
         parameters[: len(initializer.parameters)] = initializer.parameters
-        numbers[[WEIGHTS, STRIDE, KIND, ROWS]] = (
-            self._weights.address,
-            spec.dim * item,
-            self.kind,
-            spec.num_rows,
-        )
+        numbers[[KIND, ROWS]] = self.kind, spec.num_rows
         numbers[[INIT, KEY]] = initializer.kind, table_key(seed, whole.table)
         numbers[[FIRST_ROW, FIRST_COLUMN]] = whole.first_row, whole.first_column
         if self.compact:
@@ -150,6 +152,18 @@ class Table:
             )
         if spec.num_rows > MAX_ROWS:
             raise ValueError(f"a table has at most {MAX_ROWS} rows, got {spec.num_rows} for '{spec.name}'")
+
+    def _lay_out(self, beside: int) -> None:
+        """Make room for rows with some float32 behind the weights of each, all 0; weights move along."""
+        slots = self.touched_rows()[1] if self.touched else None
+        stored = None if slots is None else self._stored()[slots]
+        size = self.spec.dim * (4 if self.kind == F32 else 2)
+        self._behind = -(-size // 4)  # float32 from the weights to what is behind them
+        self._line = 4 * (self._behind + beside) if beside else size
+        self._weights = self._reserve(self.spec.num_rows * self._line, "weights")
+        self.numbers[[WEIGHTS, STRIDE]] = self._weights.address, self._line
+        if slots is not None:
+            self._stored()[slots] = stored
 
     def _reserve(self, size: int, what: str) -> Region:
         return Region(size, f"{what} of table '{self.name}'", _SMALL_PAGES if self.compact else 0)
@@ -201,15 +215,17 @@ class Table:
 
     def _stored(self) -> Array:
         """All slots as [slots, dim]: float32, or uint16 for short types."""
-        shape = (self.spec.num_rows, self.spec.dim)
-        return self._weights.array(np.float32 if self.kind == F32 else np.uint16, shape)
+        lines = self._weights.array(np.uint8, (self.spec.num_rows, self._line))
+        kind, item = (np.float32, 4) if self.kind == F32 else (np.uint16, 2)
+        return lines[:, : self.spec.dim * item].view(kind)
 
     def _first_bits(self) -> Array:
         """The bits of each slot's first element; 0 where a row was never written."""
         return self._stored()[:, 0].view(np.uint32 if self.kind == F32 else np.uint16)
 
     def _state(self, state: StateArray) -> Array:
-        return state.region.array(np.float32, (self.spec.num_rows, state.width))
+        lines = state.region.array(np.float32, (self.spec.num_rows, state.stride))
+        return lines[:, state.offset : state.offset + state.width]
 
     def touched_rows(self) -> tuple[Array, Array]:
         """Row numbers in ascending order, and their slots."""
@@ -266,7 +282,16 @@ class Table:
         yield TablePart(0, rows, self.read(slots), self._states_at(slots))
 
     def read(self, slots: Array) -> Array:
-        """The weights at these slots as float32."""
+        """The weights at these slots as float32, as they are by now."""
+        weights = self._read_stored(slots)
+        if self.history is not None:
+            slots = np.ascontiguousarray(slots, dtype=np.int64)
+            kernel = simple_kernel("recgrad.embedding.local.transfer", "catch_up_task")
+            launch(kernel, self.numbers, slots, len(slots), weights, self.spec.dim, tasks=1)
+        return weights
+
+    def _read_stored(self, slots: Array) -> Array:
+        """The weights as each row's last update left them."""
         stored = self._stored()[slots]
         if self.kind == F16:
             stored = stored.view(np.float16)
@@ -284,6 +309,11 @@ class Table:
             self.numbers[COUNT] += len(np.unique(slots[new]))
         for state in self.states.values():
             self._state(state)[slots[new]] = state.initial
+        self._store(slots, weights)
+        if self.history is not None:
+            self._bring_up_to_date(slots)
+
+    def _store(self, slots: Array, weights: Array) -> None:
         short = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}[self.kind]
         integer, zero = (torch.int32, -(1 << 31)) if self.kind == F32 else (torch.int16, -(1 << 15))
         bits = torch.from_numpy(weights).to(short).view(integer)
@@ -319,16 +349,45 @@ class Table:
 
     def set_states(self, states: Sequence[tuple[str, int, float]]) -> None:
         """Make room for an optimizer's states (name, width, initial value); drops those there were."""
-        self.states = {
-            name: StateArray(
-                name, width, initial, self._reserve(self.spec.num_rows * width * 4, f"state {name}")
-            )
-            for name, width, initial in states
-        }
+        self.follow(None)
+        # Lookups read these too, so they lie behind the weights, in this order.
+        beside = sum(width for name, width, _ in states if name in (HEADING, STEP))
+        if beside or self.numbers[STRIDE] != self.spec.dim * (4 if self.kind == F32 else 2):
+            self._lay_out(beside)
+        self.states, offset = {}, self._behind
+        for name, width, initial in states:
+            if name in (HEADING, STEP):
+                region, stride = self._weights, self._line // 4
+                self.states[name] = StateArray(name, width, initial, region, stride, offset)
+                offset += width
+                continue
+            region = self._reserve(self.spec.num_rows * width * 4, f"state {name}")
+            self.states[name] = StateArray(name, width, initial, region, width)
         if any(state.initial for state in self.states.values()) and self.touched:
             _, slots = self.touched_rows()
             for state in self.states.values():
                 self._state(state)[slots] = state.initial
+
+    def follow(self, history: History | None) -> None:
+        """From now on rows that no batch touches move on by this history; None for rows that stay."""
+        self.history = history
+        self.numbers[HISTORY] = 0
+        if history is None:
+            return
+        self.numbers[DIRECTION] = 4 * self._behind
+        self.numbers[HISTORY] = history.line.__array_interface__["data"][0]
+
+    def _steps(self) -> Array:
+        """The last update of each slot, int32 [slots, 1]."""
+        return self._state(self.states[STEP]).view(np.int32)
+
+    def _bring_up_to_date(self, slots: Array) -> None:
+        """Let the states of rows be those of now, because their weights are."""
+        assert self.history is not None
+        headings, squares = self._state(self.states[HEADING]), self._state(self.states[SQUARE])
+        of_now = self.history.bring_up_to_date(self._steps()[slots, 0], headings[slots], squares[slots])
+        headings[slots], squares[slots] = of_now
+        self._steps()[slots] = self.history.count
 
     def row_states(self) -> tuple[Array, dict[str, Array]]:
         """Touched rows in ascending order, and their states by name, each [rows, width]."""
@@ -336,17 +395,29 @@ class Table:
         return rows, self._states_at(slots)
 
     def _states_at(self, slots: Array) -> dict[str, Array]:
-        return {name: self._state(state)[slots] for name, state in self.states.items()}
+        states = {name: self._state(state)[slots] for name, state in self.states.items()}
+        if self.history is not None:
+            states[STEP] = steps = self._steps()[slots]
+            states |= {STORED: self._read_stored(slots), MISSED: self.history.missed(steps[:, 0])}
+        return states
 
     def import_states(self, rows: Array, values: dict[str, Array]) -> None:
         """Set the states of rows; untouched ones come into being."""
         rows = np.asarray(rows, dtype=np.int64)
-        check_states(self.spec, {name: state.width for name, state in self.states.items()}, rows, values)
+        widths = {name: state.width for name, state in self.states.items()}
+        if self.history is not None:
+            widths |= saved_widths(self.spec.dim)
+        check_states(self.spec, widths, rows, values)
         self.materialise(rows)
         slots = self.slots_for(rows)
         for name, value in values.items():
+            if self.history is not None and name in (STEP, STORED, MISSED):
+                continue
             state = self.states[name]
             self._state(state)[slots] = np.asarray(value, np.float32).reshape(len(rows), state.width)
+        if self.history is not None:
+            self._steps()[slots] = np.asarray(values[STEP], np.int32).reshape(len(rows), 1)
+            self._store(slots, np.ascontiguousarray(values[STORED], np.float32))
 
     def memory(self) -> TableMemory:
         """Touched rows and what they cost."""
@@ -356,4 +427,5 @@ class Table:
             index = ENTRY_BYTES << int(self.numbers[BITS])
             index += ENTRY_BYTES << int(self.numbers[OLD_BITS]) if self._old is not None else 0
         width = sum(state.width for state in self.states.values())
-        return TableMemory(self.name, self.touched, rows * int(self.numbers[STRIDE]), rows * width * 4, index)
+        weights = self.spec.dim * (4 if self.kind == F32 else 2)
+        return TableMemory(self.name, self.touched, rows * weights, rows * width * 4, index)

@@ -8,8 +8,9 @@ import numpy as np
 from numba import carray, njit
 
 from recgrad.embedding.local import simd
+from recgrad.embedding.local.catch_up import read_moved
 from recgrad.embedding.local.index import find_or_add, move
-from recgrad.embedding.local.layout import OLD_BITS
+from recgrad.embedding.local.layout import OLD_BITS, STRIDE, WEIGHTS
 from recgrad.embedding.local.parallel import FIRST
 from recgrad.embedding.local.rows import generate
 
@@ -49,6 +50,18 @@ def assign_task(arguments: Any) -> None:
     slots = carray(simd.pointer(a[FIRST + 2]), a[FIRST + 3], np.int64)
     for i in range(a[FIRST + 3]):
         slots[i] = find_or_add(table, rows[i])
+
+
+@njit(nogil=True)
+def catch_up_task(arguments: Any) -> None:
+    """Bring weights of rows up to date. Arguments: the table's line, slots, count, weights, dim."""
+    a = carray(arguments, FIRST + 5)
+    table, rows, dim = a[FIRST], a[FIRST + 3], a[FIRST + 4]
+    slots = carray(simd.pointer(a[FIRST + 1]), a[FIRST + 2], np.int64)
+    for i in range(a[FIRST + 2]):
+        stored = simd.field(table, WEIGHTS) + slots[i] * simd.field(table, STRIDE)
+        row = rows + 4 * i * dim
+        read_moved(table, stored, row, row, dim)
 
 
 @njit(nogil=True)

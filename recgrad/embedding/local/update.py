@@ -14,9 +14,20 @@ import numpy as np
 from numba import carray, njit
 
 from recgrad.embedding.local import simd
+from recgrad.embedding.local.catch_up import catch_up, entry_of, last_of, square_left
 from recgrad.embedding.local.gather import sum_gradients, sum_scaled_gradients, sum_wide
 from recgrad.embedding.local.initializer import mix, row_stream
-from recgrad.embedding.local.layout import COUNT, INDEX, KEY, KIND, STRIDE, TABLE_COLUMNS, WEIGHTS
+from recgrad.embedding.local.layout import (
+    COUNT,
+    DIRECTION,
+    HISTORY,
+    INDEX,
+    KEY,
+    KIND,
+    STRIDE,
+    TABLE_COLUMNS,
+    WEIGHTS,
+)
 from recgrad.embedding.local.parallel import FIRST, TASK
 from recgrad.embedding.local.plan import (
     JOB_COLUMNS,
@@ -39,6 +50,8 @@ from recgrad.embedding.local.simd import field, load1, load_i64
 
 GRADIENT_AHEAD = 16  # occurrences between asking for a gradient and reading it
 STAGED_FLOATS = 1024
+
+_FIRST, _SECOND, _STEP = range(3)  # states of rules whose rows catch up
 
 # Settings of one job, float32: bound of gradients, L2, decoupled weight decay.
 LIMIT, L2, DECOUPLED, SETTING_COLUMNS = range(4)
@@ -124,6 +137,9 @@ def _sum_rows(a: int, job: int, first: int, rows: int, out: int, fetch: bool) ->
     places = field(a, STATE_ADDRESSES) + 8 * job * max(count, 1)
     table = field(a, TABLES) + 8 * TABLE_COLUMNS * _job(a, job, JOB_TABLE)
     weights, stride = field(table, WEIGHTS), field(table, STRIDE)
+    first_state = 0
+    if field(table, HISTORY) != 0:  # the other states lie behind the weights
+        count, first_state = _STEP, _SECOND
     begin = _job(a, job, JOB_START)
     if first > begin:
         begin = field(ends, first - 1)
@@ -134,7 +150,7 @@ def _sum_rows(a: int, job: int, first: int, rows: int, out: int, fetch: bool) ->
         if fetch:
             slot = field(slots, u)
             prefetch_row(weights + slot * stride, stride)
-            for k in range(count):
+            for k in range(first_state, count):
                 size = 4 * field(widths, k)
                 prefetch_row(field(places, k) + slot * size, size)
         stop = min(end + GRADIENT_AHEAD, field(a, OCCURRENCES))
@@ -162,6 +178,7 @@ def stage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int) 
     _sum_rows(a, job, first, rows, g, True)
     pitch = 4 * staged_rows(dim) * dim
     wide = kind == simd.F32 and dim % 16 == 0
+    catches_up = field(table, HISTORY) != 0
     new = 0
     target = w
     for r in range(rows):
@@ -170,6 +187,8 @@ def stage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int) 
         if untouched(row, kind):
             new += 1
             _begin(a, job, first + r, r, target, states)
+        elif catches_up:
+            _catch_up(a, job, slot, row, r, target, states)
         else:
             if wide:
                 copy_wide(row, target, dim)
@@ -204,6 +223,25 @@ def _begin(a: int, job: int, u: int, r: int, target: int, states: int) -> None:
 
 
 @njit(nogil=True)
+def _catch_up(a: int, job: int, slot: int, row: int, r: int, target: int, states: int) -> None:
+    """Stage a row as it is before this update: its weights, m and v."""
+    table = field(a, TABLES) + 8 * TABLE_COLUMNS * _job(a, job, JOB_TABLE)
+    dim, width, kind = field(a, DIM), field(field(a, STATE_WIDTHS), _SECOND), field(table, KIND)
+    pitch = 4 * staged_rows(dim) * dim
+    places = field(a, STATE_ADDRESSES) + 8 * job * field(a, STATES)
+    direction = row + field(table, DIRECTION)
+    last = last_of(direction, dim)
+    weights = row
+    if kind != simd.F32:
+        read(row, kind, target, dim)
+        weights = target
+    square = field(places, _SECOND) + 4 * slot * width
+    to = target, states + _FIRST * pitch + 4 * r * dim, states + _SECOND * pitch + 4 * r * width
+    left = square_left(table, max(field(field(a, STEPS), job) - 1 - last, 0))
+    catch_up(weights, direction, square, to, dim, width, left, entry_of(table, last))
+
+
+@njit(nogil=True)
 def _decay(a: int, job: int, size: int, w: int, g: int) -> None:
     """Weight decay that is not the rule's own."""
     settings = field(a, SETTINGS) + 4 * job * SETTING_COLUMNS
@@ -226,6 +264,10 @@ def unstage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int
     places = field(a, STATE_ADDRESSES) + 8 * job * max(count, 1)
     pitch = 4 * staged_rows(dim) * dim
     wide = kind == simd.F32 and dim % 16 == 0
+    catches_up, step = field(table, HISTORY) != 0, np.int32(field(field(a, STEPS), job))
+    first_state = 0
+    if catches_up:
+        first_state, count = _SECOND, _STEP
     source = w
     for r in range(rows):
         slot = field(slots, first + r)
@@ -237,7 +279,11 @@ def unstage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int
             key = field(table, KEY) + field(field(a, STEPS), job)
             stream = row_stream(mix(key), field(field(a, ROW_NUMBERS), first + r))
             write(source, row, kind, dim, stream)
-        for k in range(count):
+        if catches_up:
+            direction = row + field(table, DIRECTION)
+            copy(states + _FIRST * pitch + 4 * r * dim, direction, dim)
+            simd.store_i32(direction + 4 * dim, step)
+        for k in range(first_state, count):
             width = field(widths, k)
             state, to = states + k * pitch + 4 * r * width, field(places, k) + 4 * slot * width
             if width == 1:

@@ -89,7 +89,7 @@ def _choice(spec: TableSpec, optimizer: TableOptimizer | None, device: str) -> K
 
 def _types(spec: TableSpec, optimizer: TableOptimizer | None, kernel: str) -> tuple[str, ...]:
     """What is left of the ways in which the config lets a table be spread."""
-    whole_rows = optimizer is not None and optimizer.kind.whole_rows
+    whole_rows = optimizer is not None and optimizer.kind.needs_whole_rows(optimizer.settings)
     barred = {_COLUMNS} if whole_rows else set()
     barred |= {_COPIES} if kernel != OWN else set()
     return tuple(kind for kind in spec.sharding_types if kind not in barred)

@@ -93,6 +93,8 @@ def why_not_fused(spec: TableSpec, optimizer: TableOptimizer | None, device: str
         return f"FBGEMM has {'another formula for' if differs else 'no'} {optimizer.field}"
     if device not in rule.decay_modes:
         return f"FBGEMM has {optimizer.field} on GPUs only"
+    if not optimizer.settings.get("lazy", True):
+        return f"FBGEMM's {optimizer.field} leaves untouched rows alone, and lazy is false"
     mode = decay_mode(optimizer.settings)
     if mode not in rule.decay_modes[device]:
         wrong = mode in rule.decay_modes.get("cuda", ())

@@ -15,6 +15,7 @@ from recgrad.embedding.check import check_rows, check_states, check_weights
 from recgrad.embedding.local.layout import TABLE_COLUMNS
 from recgrad.embedding.local.table import EXPORT_ROWS, Table, TableMemory, TablePart
 from recgrad.embedding.spec import TableSpec
+from recgrad.optim.sparse.history import History
 
 Array = npt.NDArray[Any]
 
@@ -81,6 +82,10 @@ class FusedTable:
         for name, value in values.items():
             state = self.states[name]
             self._set(where, state, np.asarray(value, np.float32).reshape(len(rows), state.shape[1]))
+
+    def follow(self, history: History | None) -> None:
+        """FBGEMM's rows stay where they are."""
+        raise ValueError(f"table '{self.name}' has FBGEMM's kernels, whose Adam is lazy, and lazy is false")
 
     def _touch(self, rows: Array) -> Tensor:
         rows = np.asarray(rows, np.int64)

@@ -13,6 +13,7 @@ from torchrec.distributed.embedding_types import ShardedEmbeddingTable
 from recgrad.embedding.local.table import TableMemory, TablePart
 from recgrad.embedding.sharded.names import table_name
 from recgrad.embedding.spec import Shard, TableSpec
+from recgrad.optim.sparse.history import History
 from recgrad.optim.sparse.optimizer import Update
 
 Array = npt.NDArray[Any]
@@ -36,6 +37,9 @@ class ShardTable(Protocol):
 
     def import_states(self, rows: Array, values: dict[str, Array]) -> None:
         """Set the states of rows."""
+
+    def follow(self, history: History | None) -> None:
+        """Let rows that no batch touches move on."""
 
     def memory(self) -> TableMemory:
         """Touched rows and what they cost."""

@@ -15,6 +15,7 @@ from recgrad.embedding.local.table import TableMemory, TablePart
 from recgrad.embedding.sharded.shard import ShardTable, place_of
 from recgrad.embedding.spec import TableSpec
 from recgrad.errors import CheckpointError
+from recgrad.optim.sparse.history import History
 
 Array = npt.NDArray[Any]
 
@@ -41,14 +42,27 @@ class ShardedTable:
         self.replicated = sharding_type == ShardingType.DATA_PARALLEL.value
         self.by_columns = sharding_type == ShardingType.COLUMN_WISE.value
         self.engine = engine
+        self._history: History | None = None
         self.divides_gradients = spec.name in engine.features.divided
         self.handle = torch.empty(0, requires_grad=spec.trainable)
 
     def set_states(self, states: Sequence[tuple[str, int, float]]) -> None:
         """Make room for an optimizer's states (name, width in the whole table, initial value)."""
+        self._history = None
         for shard in self.shards:
             own = [(name, self._width(shard, width), initial) for name, width, initial in states]
             shard.set_states(own)
+
+    @property
+    def history(self) -> History | None:
+        """What rows miss while no batch touches them; see `Table.follow`."""
+        return self._history
+
+    def follow(self, history: History) -> None:
+        """From now on rows that no batch touches move on by this history, on all shards."""
+        self._history = history
+        for shard in self.shards:
+            shard.follow(history)
 
     def _width(self, shard: ShardTable, width: int) -> int:
         return shard.spec.dim if width == self.spec.dim else width

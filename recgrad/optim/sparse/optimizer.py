@@ -14,14 +14,15 @@ from torch import Tensor
 from recgrad.errors import CheckpointError
 from recgrad.limits import Positive, Range, Rate, check_limits
 from recgrad.optim.eager import EagerOptimizer
+from recgrad.optim.sparse.history import MISSED, STEP, History, Moved, adopt, advance, saved_widths
 from recgrad.optim.sparse.rule import State
 from recgrad.registry import Registry
 
 Array = npt.NDArray[Any]
 
 DECAY_MODES = ("NONE", "L2", "DECOUPLE")
-# The least is about that of normal float32 numbers: a smaller one may count as 0 in a kernel.
-Eps = Annotated[float, Range("[1e-38, ∞)")]
+LEAST_EPS = 1e-38  # about the least normal float32: a smaller one may count as 0 in a kernel
+Eps = Annotated[float, Range(f"[{LEAST_EPS}, ∞)")]
 _RESERVED = "t"
 
 
@@ -104,6 +105,30 @@ class SparseOptimizer(EagerOptimizer):
         """The numbers that the rule gets as h at this update of a table (from 1)."""
         raise NotImplementedError
 
+    @classmethod
+    def rule_of(cls, group: dict[str, Any]) -> Any:
+        """The rule for the tables of a group."""
+        return cls.rule
+
+    @classmethod
+    def states_of(cls, group: dict[str, Any]) -> tuple[State, ...]:
+        """The states that the tables of a group have."""
+        return cls.states
+
+    @classmethod
+    def needs_whole_rows(cls, group: dict[str, Any]) -> bool:
+        """Whether the rows of a group's tables may not be cut into columns."""
+        return cls.whole_rows
+
+    @classmethod
+    def build_history(cls, group: dict[str, Any]) -> History | None:
+        """What keeps count of the updates that untouched rows miss; None if they miss nothing."""
+        return None
+
+    @classmethod
+    def check(cls, group: dict[str, Any]) -> None:
+        """Refuse hyperparameters that do not go together, with ValueError; limits are in the constructor."""
+
     # --- groups ---
 
     def _as_groups(self, tables: Any) -> list[dict[str, Any]]:
@@ -129,10 +154,11 @@ class SparseOptimizer(EagerOptimizer):
         """Check a new group and make room for its states."""
         _check(group, kind)
         group.setdefault("initial_lr", group["lr"])
+        states, history = kind.states_of(group), kind.build_history(group)
         for table in self._tables(group):
             if table.name in self._steps:
                 raise ValueError(f"an optimizer's tables must have unique names, got '{table.name}' twice")
-            if kind.whole_rows and table.by_columns:
+            if kind.needs_whole_rows(group) and table.by_columns:
                 raise ValueError(
                     f"{kind.__name__} needs whole rows, but table '{table.name}' is spread by columns; "
                     "use sharding_types row_wise or table_wise for it"
@@ -143,10 +169,12 @@ class SparseOptimizer(EagerOptimizer):
                     "means or weighted, and summed far from it, because it also serves sequences; leave "
                     "gradient_clipping out, or give the sequence an embedding_name of its own"
                 )
-            initials = [0.0 if s.initial is None else float(group[s.initial]) for s in kind.states]
-            widths = [1 if s.per_row else table.spec.dim for s in kind.states]
-            names = [s.name for s in kind.states]
+            initials = [0.0 if s.initial is None else float(group[s.initial]) for s in states]
+            widths = [1 if s.per_row else table.spec.dim for s in states]
+            names = [s.name for s in states]
             table.set_states(list(zip(names, widths, initials, strict=True)))
+            if history is not None:
+                table.follow(history)
             self._steps[table.name] = 0
 
     def _tables(self, group: dict[str, Any]) -> list[Any]:
@@ -174,6 +202,7 @@ class SparseOptimizer(EagerOptimizer):
                 loss = closure()
         waiting = {id(engine): engine.pending_tables() for engine, _ in self._engines().values()}
         updates: dict[int, list[Update]] = {}
+        moved: list[Moved] = []
         for group, kind in zip(self.param_groups, self._kinds, strict=True):
             scalars: dict[int, tuple[float, ...]] = {}
             limit = group["max_gradient"] if group["gradient_clipping"] else math.inf
@@ -184,10 +213,14 @@ class SparseOptimizer(EagerOptimizer):
                 step = self._steps[table.name] = self._steps[table.name] + 1
                 if step not in scalars:
                     scalars[step] = kind.scalars(group, step)
-                update = Update(table, kind.rule, scalars[step], limit, l2, decoupled, step, group)
+                update = Update(table, kind.rule_of(group), scalars[step], limit, l2, decoupled, step, group)
                 updates.setdefault(id(table.engine), []).append(update)
+                if table.history is not None:
+                    moved.append(Moved(table, group))
         for members in updates.values():
             members[0].table.engine.update(members)
+        if moved:
+            advance(moved, self._by_handle.values())
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -279,8 +312,9 @@ class SparseOptimizer(EagerOptimizer):
         for group, kind in zip(self.param_groups, self._kinds, strict=True):
             for own in self._tables(group):
                 if own.name == table:
-                    widths = {s.name: (1,) if s.per_row else (own.spec.dim,) for s in kind.states}
-                    return {**widths, _RESERVED: ()}
+                    widths = {s.name: 1 if s.per_row else own.spec.dim for s in kind.states_of(group)}
+                    widths |= {} if own.history is None else saved_widths(own.spec.dim)
+                    return {**{name: (width,) for name, width in widths.items()}, _RESERVED: ()}
         raise KeyError(f"no table '{table}'")
 
     def table_state(self, table: str) -> dict[str, Array]:
@@ -297,7 +331,11 @@ class SparseOptimizer(EagerOptimizer):
         step = int(values.pop(_RESERVED))
         if not 0 <= step < 1 << 53:
             raise CheckpointError(f"table '{table}': its number of updates is {step}")
-        self.tables[table].import_states(np.asarray(row_ids, np.int64), values)
+        own = self.tables[table]
+        if own.history is not None and {STEP, MISSED} <= values.keys():
+            steps, missed = np.asarray(values[STEP], np.int64).reshape(-1), np.asarray(values[MISSED])
+            adopt(own, self._by_handle.values(), step, steps, missed)
+        own.import_states(np.asarray(row_ids, np.int64), values)
         self._steps[table] = step
 
 
@@ -346,12 +384,14 @@ def _check(group: dict[str, Any], kind: type[SparseOptimizer]) -> None:
             "weight_decay needs weight_decay_mode L2 or DECOUPLE to have an effect, "
             f"got NONE with {group['weight_decay']}"
         )
+    kind.check(group)
 
 
 SPARSE_OPTIMIZERS: Registry[type[SparseOptimizer]] = Registry("sparse optimizer", "recgrad.optim.sparse")
 
 __all__ = [
     "DECAY_MODES",
+    "LEAST_EPS",
     "SPARSE_OPTIMIZERS",
     "Combined",
     "Eps",

@@ -46,6 +46,15 @@ def test_cpus_have_three_of_fbgemms(name: str) -> None:
     assert choose(optimizer(name), compute_kernels=("fused", OWN)) == (OWN, ())
 
 
+@pytest.mark.parametrize("name", ["adam_optimizer", "partial_rowwise_adam_optimizer"])
+def test_rows_that_catch_up_have_our_kernels_and_are_whole(name: str) -> None:
+    dense = optimizer(name, lazy=False)
+    assert choose(dense, ("cuda",)) == (OWN, ())
+    assert choose(dense, sharding_types=("column_wise", "row_wise")) == (OWN, ("row_wise",))
+    with pytest.raises(ConfigError, match=f"FBGEMM's {name} leaves untouched rows alone, and lazy is false"):
+        choose(dense, ("cuda",), compute_kernels=("fused",))
+
+
 DECAYED = [
     ("sgd_optimizer", "L2", ()),
     ("sgd_optimizer", "DECOUPLE", ()),

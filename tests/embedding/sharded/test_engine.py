@@ -27,6 +27,8 @@ OPTIMIZERS = {
     "partial_rowwise_adam_optimizer": {"lr": 0.1},
     "lamb_optimizer": {"lr": 0.1},
     "lars_sgd_optimizer": {"lr": 0.1},
+    "adam_optimizer, dense": {"lr": 0.1, "lazy": False},
+    "partial_rowwise_adam_optimizer, dense": {"lr": 0.1, "lazy": False},
 }
 
 
@@ -100,7 +102,7 @@ def train_sharded(kinds: tuple[str, ...], names: tuple[str, ...]) -> dict[str, A
         for name in names:
             tables, lookups = specs(kind)
             engine = ShardedEngine(tables, lookups, keys=KEYS, sequence_keys=SEQUENCE_KEYS, seed=7)
-            optimizer = SPARSE_OPTIMIZERS[name](engine, **OPTIMIZERS[name])
+            optimizer = SPARSE_OPTIMIZERS[name.partition(",")[0]](engine, **OPTIMIZERS[name])
             losses, norms = [], []
             for step in range(STEPS):
                 loss = loss_of(engine, 100 * step + rank, ROWS + rank)
@@ -130,7 +132,7 @@ def train_locally(world_size: int, name: str) -> tuple[list[list[float]], list[f
     """The mean loss of all ranks' batches on one engine."""
     tables, lookups = specs("table_wise")
     engine = LocalEngine(tables, lookups, keys=KEYS, sequence_keys=SEQUENCE_KEYS, seed=7)
-    optimizer = SPARSE_OPTIMIZERS[name](engine, **OPTIMIZERS[name])
+    optimizer = SPARSE_OPTIMIZERS[name.partition(",")[0]](engine, **OPTIMIZERS[name])
     losses, norms = [], []
     for step in range(STEPS):
         each = [loss_of(engine, 100 * step + rank, ROWS + rank) for rank in range(world_size)]
@@ -152,7 +154,7 @@ def merged(ranks: list[dict[str, Any]], table: str, dim: int) -> tuple[dict[int,
                 assert np.isnan(whole[column : column + values.shape[1]]).all()
                 whole[column : column + values.shape[1]] = values[i]
                 for name, state in own.items():
-                    if state.shape[1] == 1:
+                    if state.shape[1] != values.shape[1]:
                         states.setdefault(row, {})[name] = state[i]
                     else:
                         wide = states.setdefault(row, {}).setdefault(name, np.full(dim, np.nan))
@@ -187,8 +189,8 @@ def test_trains_as_the_local_engine(run_ranks: Any, world_size: int) -> None:
 
 
 def test_rules_over_whole_rows(run_ranks: Any) -> None:
-    names = tuple(name for name in OPTIMIZERS if SPARSE_OPTIMIZERS[name].whole_rows)
-    assert len(names) == 4
+    names = tuple(name for name in OPTIMIZERS if "dense" in name or SPARSE_OPTIMIZERS[name].whole_rows)
+    assert len(names) == 6
     ranks = run_ranks(2, train_sharded, tuple(kind for kind in KINDS if kind != "column_wise"), names)
     for case in ranks[0]:
         check_case(ranks, case, 2)
@@ -217,11 +219,13 @@ def refusals() -> list[str]:
         build("column_wise", False, "adagrad_optimizer"),
         build("row_wise", True, "sgd_optimizer", **clipping),
         build("row_wise", False, "sgd_optimizer", **clipping),
+        build("column_wise", False, "adam_optimizer", lazy=False),
     ]
 
 
 def test_what_a_rank_cannot_compute_is_refused(run_ranks: Any) -> None:
-    by_columns, elementwise, divided, whole = run_ranks(2, refusals)[0]
+    by_columns, elementwise, divided, whole, catching_up = run_ranks(2, refusals)[0]
+    assert "Adam needs whole rows, but table 'item' is spread by columns" in catching_up
     assert "RowWiseAdagrad needs whole rows, but table 'item' is spread by columns" in by_columns
     assert "those of table 'item' are means or weighted" in divided
     assert (elementwise, whole) == ("", "")

@@ -1,0 +1,135 @@
+"""Rows that no batch touched for some updates, brought up to date where they are read; see `history.py`.
+
+A lookup and the next update compute the same from the same numbers, bit for bit, and a lookup writes
+nothing: how often a row is read changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from recgrad.embedding.local import simd
+from recgrad.embedding.local.layout import DIRECTION, HISTORY
+from recgrad.embedding.local.simd import field, load1, load_f64, load_i32
+
+# As in recgrad/optim/sparse/history.py, in bytes.
+ENTRY, MOVE, KEPT, FLOOR, SPREAD, SHIFT = 32, 0, 4, 8, 12, 16
+POWERS = 256
+
+
+@njit(nogil=True)
+def entry_of(table: int, last: int) -> int:
+    """Where the history has what rows miss that an update touched last."""
+    return field(field(table, HISTORY), 0) + ENTRY * last
+
+
+@njit(nogil=True)
+def last_of(direction: int, dim: int) -> int:
+    """The last update of the row with the direction at an address."""
+    return np.int64(load_i32(direction + 4 * dim))
+
+
+@njit(nogil=True)
+def move_of(table: int, row: int, dim: int) -> Any:
+    """How far the row at an address has moved along its direction since its last update."""
+    return load1(entry_of(table, last_of(row + field(table, DIRECTION), dim)) + MOVE)
+
+
+@njit(nogil=True)
+def square_left(table: int, updates: int) -> Any:
+    """β2 to the power of a number of updates: what is left of v."""
+    powers = field(field(table, HISTORY), 1)
+    if updates < POWERS * POWERS:
+        low = load_f64(powers + 8 * (1 + updates % POWERS))
+        return np.float32(low * load_f64(powers + 8 * (1 + POWERS + updates // POWERS)))
+    return np.float32(load_f64(powers) ** np.float64(updates))
+
+
+@njit(nogil=True)
+def _moved(w, d, move):  # type: ignore[no-untyped-def]
+    return simd.subtract(w, simd.multiply(move, d))
+
+
+@njit(nogil=True)
+def read_moved(table: int, row: int, weights: int, target: int, dim: int) -> None:
+    """Write the float32 `weights` of the stored row at an address at `target`, as they are by now."""
+    direction, move = row + field(table, DIRECTION), move_of(table, row, dim)
+    d = 0
+    while d + 16 <= dim:
+        w, u = simd.load16(weights + 4 * d), simd.load16(direction + 4 * d)
+        simd.store(target + 4 * d, _moved(w, u, simd.splat16(move)))
+        d += 16
+    if d + 8 <= dim:
+        w8, u8 = simd.load8(weights + 4 * d), simd.load8(direction + 4 * d)
+        simd.store(target + 4 * d, _moved(w8, u8, simd.splat8(move)))
+        d += 8
+    if d + 4 <= dim:
+        w4, u4 = simd.load4(weights + 4 * d), simd.load4(direction + 4 * d)
+        simd.store(target + 4 * d, _moved(w4, u4, simd.splat4(move)))
+        d += 4
+    while d < dim:
+        simd.store(target + 4 * d, _moved(load1(weights + 4 * d), load1(direction + 4 * d), move))
+        d += 1
+
+
+@njit(nogil=True)
+def _moment(u, v, kept, floor, spread, shift, spreads):  # type: ignore[no-untyped-def]
+    """m, from the direction m/(√v + floor − spread/(√v + shift)), times what is left of it."""
+    s = simd.root(v)
+    below = simd.add(s, floor)
+    if spreads:
+        below = simd.subtract(below, simd.divide(spread, simd.add(s, shift)))
+    return simd.multiply(simd.multiply(u, below), kept)
+
+
+@njit(nogil=True)
+def _wide(weights, u_from, v_from, w_to, m_to, v_to, dim, left, entry):  # type: ignore[no-untyped-def]
+    """Bring the part of a row up to date that whole vectors hold; returns how much that is."""
+    move, kept = simd.splat16(load1(entry + MOVE)), simd.splat16(load1(entry + KEPT))
+    floor, spread = simd.splat16(load1(entry + FLOOR)), simd.splat16(load1(entry + SPREAD))
+    shift, more, left16 = simd.splat16(load1(entry + SHIFT)), load1(entry + SPREAD) != 0, simd.splat16(left)
+    d = 0
+    while d + 16 <= dim:
+        u, v = simd.load16(u_from + 4 * d), simd.load16(v_from + 4 * d)
+        simd.store(w_to + 4 * d, _moved(simd.load16(weights + 4 * d), u, move))
+        simd.store(m_to + 4 * d, _moment(u, v, kept, floor, spread, shift, more))
+        simd.store(v_to + 4 * d, simd.multiply(v, left16))
+        d += 16
+    return d
+
+
+@njit(nogil=True)
+def catch_up(
+    weights: int, direction: int, square: int, to: Any, dim: int, width: int, left: Any, entry: int
+) -> None:
+    """Bring weights and moments of a row up to date.
+
+    Args:
+        weights, direction, square: addresses of float32 to read.
+        to: addresses of weights, m and v to write; they may be those that are read.
+        dim: of the row.
+        width: of its second moments, dim or 1.
+        left: what is left of v.
+        entry: of the row's last update.
+    """
+    w_to, m_to, v_to = to
+    if width == dim:
+        d = _wide(weights, direction, square, w_to, m_to, v_to, dim, left, entry)
+    else:
+        d = 0
+    move, kept, floor = load1(entry + MOVE), load1(entry + KEPT), load1(entry + FLOOR)
+    spread, shift = load1(entry + SPREAD), load1(entry + SHIFT)
+    last = load1(square)  # of a row with one
+    while d < dim:
+        u = load1(direction + 4 * d)
+        v = load1(square + 4 * d) if width == dim else last
+        simd.store(w_to + 4 * d, _moved(load1(weights + 4 * d), u, move))
+        simd.store(m_to + 4 * d, _moment(u, v, kept, floor, spread, shift, spread != 0))
+        if width == dim:
+            simd.store(v_to + 4 * d, v * left)
+        d += 1
+    if width != dim:
+        simd.store(v_to, last * left)
