@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from recgrad.config import PipelineConfig, to_kwargs
 from recgrad.data.features.base import Feature
 from recgrad.data.features.build import features_of
@@ -23,6 +25,7 @@ from recgrad.optim.from_config import build_updater
 from recgrad.optim.roles import parameter_roles
 from recgrad.optim.sparse import SparseOptimizer
 from recgrad.optim.updater import Updater
+from recgrad.training.conditions import sharding_versions
 from recgrad.training.hooks.base import Hook
 from recgrad.training.hooks.checkpoints import SaveCheckpoints
 from recgrad.training.hooks.console import build_console_sink
@@ -144,6 +147,12 @@ def sharded_engine(config: PipelineConfig, features: Sequence[Feature], processe
         raise RecgradError(
             f"several processes need TorchRec ({error}); install it with: pip install fbgemm-gpu-cpu "
             "iopath tensordict pyre-extensions tqdm && pip install --no-deps torchrec"
+        ) from error
+    except OSError as error:  # a build of FBGEMM for another torch
+        found = ", ".join(f"{name} {version}" for name, version in sharding_versions().items())
+        raise RecgradError(
+            f"several processes need TorchRec, whose FBGEMM does not load with torch {torch.__version__} "
+            f"({found}: {error}); install the releases of torchrec, fbgemm-gpu-cpu and torch that go together"
         ) from error
 
     def make(tables: Sequence[TableSpec], lookups: Sequence[LookupSpec], **kwargs: Any) -> ShardedEngine:

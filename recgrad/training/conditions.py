@@ -44,9 +44,12 @@ def conditions_here(*, sharded: bool) -> dict[str, str]:
         "kernels for": _kernel_target(),
     }
     found |= {name: os.environ[name] for name in _SETTINGS if name in os.environ}
-    if sharded:
-        found |= {name: version for name in SHARDING if (version := _installed_version(name))}
-    return found
+    return found | (sharding_versions() if sharded else {})
+
+
+def sharding_versions() -> dict[str, str]:
+    """Of TorchRec and the builds of FBGEMM that are installed."""
+    return {name: found for name in SHARDING if (found := _installed_version(name))}
 
 
 def describe_changes(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -52,6 +52,11 @@ def config(clicks: Path, tmp_path: Path) -> PipelineConfig:
 
 # What a rank imports takes it seconds: here one process imports it, and ranks are copies of that.
 _IMPORTS = ["pytest", "recgrad.training.run"]
+_PRELOAD = """
+from contextlib import suppress
+with suppress(ImportError, OSError):
+    import recgrad.embedding.sharded.engine
+"""
 _RANK = """
 import os, sys
 os.environ.update(variables)
@@ -71,8 +76,11 @@ def _start_rank(program: str, variables: Mapping[str, str], log: Path) -> BasePr
 
 
 @pytest.fixture(scope="session")
-def start_rank() -> Callable[..., BaseProcess]:
+def start_rank(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., BaseProcess]:
     """`start_rank(program, variables, log)`: a process that runs a program's text and writes to a file."""
-    torchrec = ["recgrad.embedding.sharded.engine"] if find_spec("torchrec") else []
-    multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTS + torchrec)
+    # A FBGEMM that is not for this torch must not end the process that imports for all ranks.
+    folder = tmp_path_factory.mktemp("preload")
+    (folder / "preload_torchrec.py").write_text(_PRELOAD)
+    sys.path.append(str(folder))
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*_IMPORTS, "preload_torchrec"])
     return _start_rank

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from recgrad.errors import RecgradError
 from recgrad.training.processes.device import CPU
@@ -155,15 +156,14 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _set_group_timeout(timeout: timedelta) -> None:
-    """Tell the process group how long to wait; torch has no public way to do so once there is a group."""
-    try:
-        from torch.distributed.distributed_c10d import _set_pg_timeout
-    except ImportError:
-        _log.warning(
-            "train_config.process_timeout_secs: torch %s cannot change the timeout of collectives; they "
-            "wait for %g s",
-            torch.__version__,
-            DEFAULT_TIMEOUT_SECS,
-        )
-        return
-    _set_pg_timeout(timeout)
+    """Tell the process group how long to wait, in the way that this torch has for it."""
+    for home, name in ((dist, "set_timeout"), (distributed_c10d, "_set_pg_timeout")):
+        if (set_timeout := getattr(home, name, None)) is not None:
+            set_timeout(timeout)
+            return
+    _log.warning(
+        "train_config.process_timeout_secs: torch %s cannot change the timeout of collectives; they "
+        "wait for %g s",
+        torch.__version__,
+        DEFAULT_TIMEOUT_SECS,
+    )

@@ -13,7 +13,7 @@ from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import CheckpointError
 from recgrad.optim.sparse.adagrad import Adagrad
 
-pytest.importorskip("torchrec")
+pytest.importorskip("torchrec", exc_type=(ImportError, OSError))
 
 ROWS, DIM, RANKS = 20, 4, 2
 WAYS = ("row_wise", "table_wise", "data_parallel")

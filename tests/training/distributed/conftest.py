@@ -223,7 +223,7 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory, start_rank: Callable[..., Any]) -> Runs:
-    pytest.importorskip("torchrec")
+    pytest.importorskip("torchrec", exc_type=(ImportError, OSError))
     return Runs(tmp_path_factory.mktemp("ranks"), start_rank)
 
 
