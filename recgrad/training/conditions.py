@@ -71,6 +71,9 @@ def describe_changes(
         changes.append(f"processes {len(before)} → {len(now)}")
     names = dict.fromkeys(name for rank in (*before, *now) for name in rank) if before else {}
     for name in names:
+        # With one process on one of the two sides there is no sharding to compare.
+        if name in SHARDING and not all(name in rank for rank in (*before, *now)):
+            continue
         changes += _changes_of(name, [r.get(name, "") for r in before], [r.get(name, "") for r in now])
     for name in versions_before:
         if name in versions_now and versions_before[name] != versions_now[name]:

@@ -122,6 +122,8 @@ def test_what_changed_on_some_ranks_names_them() -> None:
     assert describe_changes([two, one], [two, one], {}, {}) == ""
     assert describe_changes([two, two], [two], {}, {}) == "processes 2 → 1"
     assert describe_changes([two, one], [one], {}, {}) == "processes 2 → 1, threads 1, 2 → 1"
+    assert describe_changes([{"torchrec": "1"}], [{"torchrec": "2"}], {}, {}) == "torchrec 1 → 2"
+    assert describe_changes([{"torchrec": "1"}] * 2, [{}], {}, {}) == "processes 2 → 1"
     assert describe_changes([], [one], {"torch": "1", "gone": "2"}, {"torch": "2"}) == "torch 1 → 2"
 
 
