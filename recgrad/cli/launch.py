@@ -204,7 +204,7 @@ def _end_with(launcher: int) -> Callable[[], None] | None:
 
 def _serve_board(listener: socket.socket, nproc: int, restarts: int) -> Board:
     """Hold the store of the run, so that it outlives every rank."""
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from recgrad.training.processes.board import Board
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from recgrad.errors import ProcessError, RecgradError
 from recgrad.training.processes.blame import comes_from_a_peer, find_cause, first_line
