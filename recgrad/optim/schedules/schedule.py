@@ -141,7 +141,7 @@ def _build_custom(config: Any, where: str) -> Schedule:
         found = SCHEDULES.resolve(options["class_path"])
     except RecgradError as error:
         raise ConfigError([Problem(where, str(error))]) from error
-    if not (isinstance(found, type) and issubclass(found, Schedule)):
+    if not issubclass(found, Schedule):
         wanted = "must name a subclass of recgrad.optim.schedules.Schedule"
         remedy = "subclass it and write after_warmup(base, n)"
         raise ConfigError(
