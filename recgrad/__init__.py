@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from recgrad.errors import CheckpointError, ConfigError, DataError, RecgradError
     from recgrad.export.predict import predict
     from recgrad.export.report import write_report
-    from recgrad.training.run import TrainResult, evaluate, train
+    from recgrad.training.result import TrainResult
+    from recgrad.training.run import evaluate, train
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -59,7 +60,7 @@ else:
             "DataError": "recgrad.errors",
             "PipelineConfig": "recgrad.config",
             "RecgradError": "recgrad.errors",
-            "TrainResult": "recgrad.training.run",
+            "TrainResult": "recgrad.training.result",
             "check_config": "recgrad.check",
             "edit_config": "recgrad.config",
             "evaluate": "recgrad.training.run",

@@ -27,7 +27,7 @@ def entry_of(table: int, last: int) -> int:
 
 
 @njit(nogil=True)
-def last_of(direction: int, dim: int) -> int:
+def last_of(direction: int, dim: int) -> Any:
     """The last update of the row with the direction at an address."""
     return np.int64(load_i32(direction + 4 * dim))
 
