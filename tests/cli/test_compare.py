@@ -93,7 +93,7 @@ def test_scores_of_tasks_and_of_two_classes(predictions, tmp_path, capsys):
         (["--label", "lable"], "has no column 'lable'; did you mean 'label'?"),
         (["--label", "label", "--group", "users"], "has no column 'users'; did you mean 'user'?"),
         (["--label", "label", "--score", "prob"], "has no column 'prob'; did you mean 'probs'?"),
-        (["--label", "label", "--confidence", "95"], "confidence must be in (0, 1), got 95.0"),
+        (["--label", "label", "--confidence", "95"], "confidence must be in (0, 1), got 95"),
         (["--label", "label", "--weighting", "POSITIVES"], "weighting is of groups"),
     ],
 )
