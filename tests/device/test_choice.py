@@ -17,6 +17,7 @@ from recgrad.data.loader_settings import resolve_settings
 from recgrad.errors import RecgradError
 from recgrad.training.processes import Environment, Processes, choose_device, open_processes
 from recgrad.training.processes.device import backend_of
+from recgrad.training.processes.board import Board
 from recgrad.training.processes.group import _Group
 
 CPU = torch.device("cpu")
@@ -214,6 +215,7 @@ def opened(
     rank = _Group.__new__(_Group)
     Processes.__init__(rank, environment)
     rank._store = torch.distributed.HashStore()
+    rank._board = Board(rank._store, rank.world_size, rank.restarts)
     monkeypatch.setattr(rank, "gather", lambda value: [*kinds[: rank.rank], value, *kinds[rank.rank + 1 :]])
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **_: done.append(backend))
