@@ -16,8 +16,8 @@ from recgrad.data.batch import Batch, JaggedDense, KeyedDense, KeyedJagged
 from recgrad.data.loader_settings import resolve_settings
 from recgrad.errors import RecgradError
 from recgrad.training.processes import Environment, Processes, choose_device, open_processes
-from recgrad.training.processes.device import backend_of
 from recgrad.training.processes.board import Board
+from recgrad.training.processes.device import backend_of
 from recgrad.training.processes.group import _Group
 
 CPU = torch.device("cpu")
