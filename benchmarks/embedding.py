@@ -29,7 +29,7 @@ from torch import Tensor
 
 from recgrad.embedding.local.engine import Ids, LocalEngine
 from recgrad.embedding.spec import LookupSpec, TableSpec
-from recgrad.optim.sparse import SPARSE_OPTIMIZERS
+from recgrad.optim.sparse import SPARSE_OPTIMIZERS, Adam
 from recgrad.training.runtime import keep_freed_memory
 
 TABLES, BATCH, LR, EPS = 26, 8192, 0.05, 1e-8
@@ -237,6 +237,24 @@ def optimizers(report: Report, work: Workload, rounds: int) -> None:
         report.add(f"{name}: × Adagrad's time", ratio, 2.0, False, f"{1000 * times[name]:.1f} ms")
 
 
+def catching_up(report: Report, name: str, work: Workload, rounds: int) -> None:
+    """Dense Adam's result (lazy: false) against lazy Adam, both as after many updates."""
+    runs = {}
+    for lazy in (True, False):
+        run = runs[lazy] = Ours(work, "adam_optimizer")
+        run.optimizer = optimizer = Adam(run.engine, lr=LR, lazy=lazy)
+        for table in run.names:
+            shapes = optimizer.state_shapes(table)
+            none = {state: np.empty((0, *shape), np.float32) for state, shape in shapes.items() if shape}
+            optimizer.import_state(table, np.empty(0, np.int64), {**none, "t": np.array(10_000)})
+        for i in range(work.batches):
+            run.step(i)
+    times = interleaved({str(lazy): (threads(), run.step) for lazy, run in runs.items()}, rounds)
+    note = ", ".join(f"lazy: {key.lower()} {1000 * value:.1f} ms" for key, value in times.items())
+    ratio = times["False"] / times["True"]
+    report.add(f"{name}: dense Adam's result, × the time of lazy Adam", ratio, 1.3, False, note)
+
+
 def storage(report: Report, work: Workload, rounds: int) -> None:
     """The compact store against the plain array: time and memory."""
     runs = {"plain": Ours(work), "compact": Ours(work, storage="COMPACT")}
@@ -343,7 +361,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument(
-        "--only", nargs="*", help="of: main bags small wide optimizers storage scaling memory"
+        "--only",
+        nargs="*",
+        help="of: main bags small wide optimizers storage scaling memory lazy 'lazy small' …",
     )
     parser.add_argument("--cpu-time", action="store_true", help="compare CPU time on one thread each")
     options = parser.parse_args()
@@ -366,6 +386,13 @@ def main() -> None:
             report, "dim 64", Workload(2_600_000 // TABLES, 64), 3.5, rounds, False
         ),
         "optimizers": lambda: optimizers(report, Workload(2_600_000 // TABLES, 16), rounds),
+        "lazy": lambda: catching_up(report, "2.6M rows", Workload(2_600_000 // TABLES, 16), rounds),
+        "lazy small": lambda: catching_up(report, "100k rows", Workload(100_000 // TABLES, 16), rounds),
+        "lazy large": lambda: catching_up(report, "10M rows", Workload(10_000_000 // TABLES, 16), rounds),
+        "lazy wide": lambda: catching_up(report, "dim 64", Workload(2_600_000 // TABLES, 64), rounds),
+        "lazy bags": lambda: catching_up(
+            report, "bags of 10", Workload(2_600_000 // TABLES, 16, bag=10, batches=3), rounds // 2
+        ),
         "storage": lambda: storage(report, Workload(10_000_000 // TABLES, 16), rounds),
         "scaling": lambda: scaling(report, rounds),
         "memory": lambda: memory(report),

@@ -13,6 +13,7 @@ from numba import njit
 
 from recgrad.embedding.local import simd
 from recgrad.embedding.local.layout import DIRECTION, HISTORY
+from recgrad.embedding.local.rows import copy
 from recgrad.embedding.local.simd import field, load1, load_f64, load_i32
 
 # As in recgrad/optim/sparse/history.py, in bytes.
@@ -28,8 +29,22 @@ def entry_of(table: int, last: int) -> int:
 
 @njit(nogil=True)
 def last_of(direction: int, dim: int) -> Any:
-    """The last update of the row with the direction at an address."""
+    """The last update of the row with the direction at an address; see `headings.py`."""
+    if dim % 16 == 0:
+        return np.int64(simd.packed_i32(direction))
     return np.int64(load_i32(direction + 4 * dim))
+
+
+@njit(nogil=True)
+def store_direction(source: int, direction: int, dim: int, step: Any) -> None:
+    """Write a row's direction and the number of its last update."""
+    if dim % 16:
+        copy(source, direction, dim)
+        simd.store_i32(direction + 4 * dim, step)
+        return
+    simd.store16_packed(direction, simd.load16(source), step)
+    for d in range(64, 4 * dim, 64):
+        simd.store(direction + d, simd.load16(source + d))
 
 
 @njit(nogil=True)
@@ -59,7 +74,7 @@ def read_moved(table: int, row: int, weights: int, target: int, dim: int) -> Non
     direction, move = row + field(table, DIRECTION), move_of(table, row, dim)
     d = 0
     while d + 16 <= dim:
-        w, u = simd.load16(weights + 4 * d), simd.load16(direction + 4 * d)
+        w, u = simd.load16(weights + 4 * d), simd.load16_packed(direction + 4 * d)
         simd.store(target + 4 * d, _moved(w, u, simd.splat16(move)))
         d += 16
     if d + 8 <= dim:
@@ -89,14 +104,32 @@ def _moment(u, v, kept, floor, spread, shift, spreads):  # type: ignore[no-untyp
 def _wide(weights, u_from, v_from, w_to, m_to, v_to, dim, left, entry):  # type: ignore[no-untyped-def]
     """Bring the part of a row up to date that whole vectors hold; returns how much that is."""
     move, kept = simd.splat16(load1(entry + MOVE)), simd.splat16(load1(entry + KEPT))
+    floor, left16 = simd.splat16(load1(entry + FLOOR)), simd.splat16(left)
+    d = 0
+    while d + 16 <= dim:
+        u, v = simd.load16_packed(u_from + 4 * d), simd.load16(v_from + 4 * d)
+        below = simd.add(simd.root(v), floor)
+        simd.store(w_to + 4 * d, _moved(simd.load16(weights + 4 * d), u, move))
+        simd.store(m_to + 4 * d, simd.multiply(simd.multiply(u, below), kept))
+        simd.store(v_to + 4 * d, simd.multiply(v, left16))
+        d += 16
+    return d
+
+
+@njit(nogil=True)
+def _wide_any(weights, u_from, v_from, w_to, m_to, v_to, dim, width, left, entry):  # type: ignore[no-untyped-def]
+    """As `_wide`, where there is a spread or one second moment for all of a row."""
+    move, kept = simd.splat16(load1(entry + MOVE)), simd.splat16(load1(entry + KEPT))
     floor, spread = simd.splat16(load1(entry + FLOOR)), simd.splat16(load1(entry + SPREAD))
     shift, more, left16 = simd.splat16(load1(entry + SHIFT)), load1(entry + SPREAD) != 0, simd.splat16(left)
     d = 0
     while d + 16 <= dim:
-        u, v = simd.load16(u_from + 4 * d), simd.load16(v_from + 4 * d)
+        u = simd.load16_packed(u_from + 4 * d)
+        v = simd.load16(v_from + 4 * d) if width == dim else simd.splat16(load1(v_from))
         simd.store(w_to + 4 * d, _moved(simd.load16(weights + 4 * d), u, move))
         simd.store(m_to + 4 * d, _moment(u, v, kept, floor, spread, shift, more))
-        simd.store(v_to + 4 * d, simd.multiply(v, left16))
+        if width == dim:
+            simd.store(v_to + 4 * d, simd.multiply(v, left16))
         d += 16
     return d
 
@@ -116,10 +149,12 @@ def catch_up(
         entry: of the row's last update.
     """
     w_to, m_to, v_to = to
-    if width == dim:
+    if width == dim and load1(entry + SPREAD) == 0:
         d = _wide(weights, direction, square, w_to, m_to, v_to, dim, left, entry)
     else:
-        d = 0
+        d = _wide_any(weights, direction, square, w_to, m_to, v_to, dim, width, left, entry)
+    if d == dim and width == dim:
+        return
     move, kept, floor = load1(entry + MOVE), load1(entry + KEPT), load1(entry + FLOOR)
     spread, shift = load1(entry + SPREAD), load1(entry + SHIFT)
     last = load1(square)  # of a row with one

@@ -298,7 +298,7 @@ class DimGroup:
             shape = (len(lines), max(len(lines[0]), 1))
             addresses, initials = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
             for i, line in enumerate(lines):
-                addresses[i, : len(line)] = [state.region.address for state in line]
+                addresses[i, : len(line)] = [state.region.address if state.region else 0 for state in line]
                 initials[i, : len(line)] = [state.initial for state in line]
             widths = np.array([state.width for state in lines[0]] or [0], np.int64)
             owners = [u.table.states for u in ordered]  # kept alive, so that no other gets its id

@@ -110,7 +110,7 @@ def _sum_moved(out: int, ring: int, p: int, q: int, dim: int, table: int, weight
         acc = simd.splat16(np.float32(0)) if first else simd.load16(out + 4 * d)
         for i in range(p, q):
             at = 8 * (i & (RING - 1))
-            u = simd.load16(load_i64(ring + at) + direction + 4 * d)
+            u = simd.load16_packed(load_i64(ring + at) + direction + 4 * d)
             u = simd.multiply(simd.splat16(simd.load1(moves + at)), u)
             x = simd.subtract(simd.load16(load_i64(ring + at) + 4 * d), u)
             if weights != 0:

@@ -122,6 +122,50 @@ def root(context: Any, value: Any) -> Any:
     return value(value), generate
 
 
+_LANES = ir.VectorType(_I32, 16)
+_THREES = ir.Constant(_LANES, [3] * 16)
+_OTHERS = ir.Constant(_LANES, [-4] * 16)  # all bits but the two lowest
+_SHIFTS = ir.Constant(_LANES, list(range(0, 32, 2)))
+
+
+@intrinsic
+def load16_packed(context: Any, address: Any) -> Any:
+    """Sixteen float32 without their two lowest bits, in which a number is kept."""
+
+    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
+        bits = b.and_(b.load(_pointer(b, args[0], _LANES), align=4), _OTHERS)
+        return b.bitcast(bits, ir.VectorType(_FLOAT, 16))
+
+    return Vector(16)(types.int64), generate
+
+
+@intrinsic
+def packed_i32(context: Any, address: Any) -> Any:
+    """The int32 in the two lowest bits of sixteen float32."""
+
+    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
+        bits = b.shl(b.and_(b.load(_pointer(b, args[0], _LANES), align=4), _THREES), _SHIFTS)
+        kind = ir.FunctionType(_I32, [_LANES])
+        return b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.vector.reduce.or.v16i32"), [bits])
+
+    return types.int32(types.int64), generate
+
+
+@intrinsic
+def store16_packed(context: Any, address: Any, value: Any, number: Any) -> Any:
+    """Write sixteen float32, and an int32 into their two lowest bits."""
+
+    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+        first = b.insert_element(ir.Constant(_LANES, ir.Undefined), args[2], ir.Constant(_I32, 0))
+        lanes = b.shuffle_vector(first, first, ir.Constant(_LANES, [0] * 16))
+        low = b.and_(b.lshr(lanes, _SHIFTS), _THREES)
+        bits = b.or_(b.and_(b.bitcast(args[1], _LANES), _OTHERS), low)
+        b.store(bits, _pointer(b, args[0], _LANES), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, value, types.int32), generate
+
+
 @intrinsic
 def clamp(context: Any, value: Any, limit: Any) -> Any:
     """min(max(value, −limit), limit), lane by lane; NaN stays NaN."""

@@ -12,6 +12,7 @@ import torch
 
 from recgrad.embedding.check import check_rows, check_states, check_weights
 from recgrad.embedding.local.compile import simple_kernel
+from recgrad.embedding.local.headings import line_width, pack, unpack
 from recgrad.embedding.local.index import ENTRY_BYTES, MAX_LOAD, MAX_ROWS
 from recgrad.embedding.local.initializer import parse_init_fn, table_key
 from recgrad.embedding.local.layout import (
@@ -49,14 +50,12 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class StateArray:
-    """One state of the optimizer: `width` float32 a row, from `offset` of a line of `stride`."""
+    """One state of the optimizer: `width` float32 a row; without a region it lies behind the weights."""
 
     name: str
     width: int
     initial: float
-    region: Region
-    stride: int
-    offset: int = 0
+    region: Region | None
 
 
 @dataclass(frozen=True)
@@ -224,8 +223,13 @@ class Table:
         return self._stored()[:, 0].view(np.uint32 if self.kind == F32 else np.uint16)
 
     def _state(self, state: StateArray) -> Array:
-        lines = state.region.array(np.float32, (self.spec.num_rows, state.stride))
-        return lines[:, state.offset : state.offset + state.width]
+        assert state.region is not None
+        return state.region.array(np.float32, (self.spec.num_rows, state.width))
+
+    def _lines_behind(self) -> Array:
+        """What lies behind the weights of all slots, float32."""
+        lines = self._weights.array(np.float32, (self.spec.num_rows, self._line // 4))
+        return lines[:, self._behind :]
 
     def touched_rows(self) -> tuple[Array, Array]:
         """Row numbers in ascending order, and their slots."""
@@ -307,8 +311,7 @@ class Table:
         new = self._is_new(slots)
         if not self.compact:
             self.numbers[COUNT] += len(np.unique(slots[new]))
-        for state in self.states.values():
-            self._state(state)[slots[new]] = state.initial
+        self._begin_states(slots[new])
         self._store(slots, weights)
         if self.history is not None:
             self._bring_up_to_date(slots)
@@ -350,23 +353,24 @@ class Table:
     def set_states(self, states: Sequence[tuple[str, int, float]]) -> None:
         """Make room for an optimizer's states (name, width, initial value); drops those there were."""
         self.follow(None)
-        # Lookups read these too, so they lie behind the weights, in this order.
-        beside = sum(width for name, width, _ in states if name in (HEADING, STEP))
-        if beside or self.numbers[STRIDE] != self.spec.dim * (4 if self.kind == F32 else 2):
-            self._lay_out(beside)
-        self.states, offset = {}, self._behind
+        moves = any(name == HEADING for name, _, _ in states)
+        if moves or self._line != 4 * self._behind:
+            self._lay_out(line_width(self.spec.dim) if moves else 0)
+        self.states = {}
         for name, width, initial in states:
-            if name in (HEADING, STEP):
-                region, stride = self._weights, self._line // 4
-                self.states[name] = StateArray(name, width, initial, region, stride, offset)
-                offset += width
-                continue
-            region = self._reserve(self.spec.num_rows * width * 4, f"state {name}")
-            self.states[name] = StateArray(name, width, initial, region, width)
+            behind = name in (HEADING, STEP)  # lookups read these with the weights
+            region = None if behind else self._reserve(self.spec.num_rows * width * 4, f"state {name}")
+            self.states[name] = StateArray(name, width, initial, region)
         if any(state.initial for state in self.states.values()) and self.touched:
-            _, slots = self.touched_rows()
-            for state in self.states.values():
+            self._begin_states(self.touched_rows()[1])
+
+    def _begin_states(self, slots: Array) -> None:
+        """Give rows their initial states."""
+        for state in self.states.values():
+            if state.region is not None:
                 self._state(state)[slots] = state.initial
+        if self.history is not None:
+            self._lines_behind()[slots] = 0
 
     def follow(self, history: History | None) -> None:
         """From now on rows that no batch touches move on by this history; None for rows that stay."""
@@ -377,17 +381,13 @@ class Table:
         self.numbers[DIRECTION] = 4 * self._behind
         self.numbers[HISTORY] = history.line.__array_interface__["data"][0]
 
-    def _steps(self) -> Array:
-        """The last update of each slot, int32 [slots, 1]."""
-        return self._state(self.states[STEP]).view(np.int32)
-
     def _bring_up_to_date(self, slots: Array) -> None:
         """Let the states of rows be those of now, because their weights are."""
         assert self.history is not None
-        headings, squares = self._state(self.states[HEADING]), self._state(self.states[SQUARE])
-        of_now = self.history.bring_up_to_date(self._steps()[slots, 0], headings[slots], squares[slots])
-        headings[slots], squares[slots] = of_now
-        self._steps()[slots] = self.history.count
+        squares = self._state(self.states[SQUARE])
+        headings, steps = unpack(self._lines_behind()[slots], self.spec.dim)
+        headings, squares[slots] = self.history.bring_up_to_date(steps, headings, squares[slots])
+        self._lines_behind()[slots] = pack(headings, np.full(len(slots), self.history.count))
 
     def row_states(self) -> tuple[Array, dict[str, Array]]:
         """Touched rows in ascending order, and their states by name, each [rows, width]."""
@@ -395,10 +395,12 @@ class Table:
         return rows, self._states_at(slots)
 
     def _states_at(self, slots: Array) -> dict[str, Array]:
-        states = {name: self._state(state)[slots] for name, state in self.states.items()}
+        stored = {name: state for name, state in self.states.items() if state.region is not None}
+        states = {name: self._state(state)[slots] for name, state in stored.items()}
         if self.history is not None:
-            states[STEP] = steps = self._steps()[slots]
-            states |= {STORED: self._read_stored(slots), MISSED: self.history.missed(steps[:, 0])}
+            states[HEADING], steps = unpack(self._lines_behind()[slots], self.spec.dim)
+            states |= {STEP: steps[:, None], STORED: self._read_stored(slots)}
+            states[MISSED] = self.history.missed(steps)
         return states
 
     def import_states(self, rows: Array, values: dict[str, Array]) -> None:
@@ -411,12 +413,12 @@ class Table:
         self.materialise(rows)
         slots = self.slots_for(rows)
         for name, value in values.items():
-            if self.history is not None and name in (STEP, STORED, MISSED):
-                continue
-            state = self.states[name]
-            self._state(state)[slots] = np.asarray(value, np.float32).reshape(len(rows), state.width)
+            state = self.states.get(name)
+            if state is not None and state.region is not None:
+                self._state(state)[slots] = np.asarray(value, np.float32).reshape(len(rows), state.width)
         if self.history is not None:
-            self._steps()[slots] = np.asarray(values[STEP], np.int32).reshape(len(rows), 1)
+            headings = np.asarray(values[HEADING], np.float32).reshape(len(rows), self.spec.dim)
+            self._lines_behind()[slots] = pack(headings, np.asarray(values[STEP], np.int32).reshape(-1))
             self._store(slots, np.ascontiguousarray(values[STORED], np.float32))
 
     def memory(self) -> TableMemory:

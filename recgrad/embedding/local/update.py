@@ -14,7 +14,13 @@ import numpy as np
 from numba import carray, njit
 
 from recgrad.embedding.local import simd
-from recgrad.embedding.local.catch_up import catch_up, entry_of, last_of, square_left
+from recgrad.embedding.local.catch_up import (
+    catch_up,
+    entry_of,
+    last_of,
+    square_left,
+    store_direction,
+)
 from recgrad.embedding.local.gather import sum_gradients, sum_scaled_gradients, sum_wide
 from recgrad.embedding.local.initializer import mix, row_stream
 from recgrad.embedding.local.layout import (
@@ -281,8 +287,7 @@ def unstage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int
             write(source, row, kind, dim, stream)
         if catches_up:
             direction = row + field(table, DIRECTION)
-            copy(states + _FIRST * pitch + 4 * r * dim, direction, dim)
-            simd.store_i32(direction + 4 * dim, step)
+            store_direction(states + _FIRST * pitch + 4 * r * dim, direction, dim, step)
         for k in range(first_state, count):
             width = field(widths, k)
             state, to = states + k * pitch + 4 * r * width, field(places, k) + 4 * slot * width
