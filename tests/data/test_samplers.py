@@ -283,9 +283,8 @@ def test_own_items_of_any_number_type_are_left_out(two_towers, open_loader, tmp_
     first = 2**63 if own == pa.uint64() else 2**60 if own == pa.float64() else 2**20
     step = 2**10 if own == pa.float64() else 1
     table = pq.read_table(two_towers[0])
-    ids = pa.array(
-        np.array([first + step * item for item in table["item"].to_pylist()]).astype(own.to_pandas_dtype())
-    )
+    numbers = [first + step * item for item in table["item"].to_pylist()]
+    ids = pa.array([float(n) for n in numbers] if own == pa.float64() else numbers, own)
     pq.write_table(table.append_column("own", ids), tmp_path / "clicks.parquet")
     kind = pa.int64() if own == pa.float64() else own
     items = write_items(
