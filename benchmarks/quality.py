@@ -221,7 +221,7 @@ def compare(task: Task, label: str, options: argparse.Namespace) -> list[Bar]:
 def main() -> None:
     """Compare everything."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=40_000, help="to train on; half as many are evaluated")
+    parser.add_argument("--rows", type=int, default=20_000, help="to train on; half as many are evaluated")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--data", nargs="*", default=list(SETS), choices=list(SETS))
