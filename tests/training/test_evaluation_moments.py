@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -119,7 +118,7 @@ def test_a_signal_around_the_end_of_an_epoch(
     config.train_config.num_epochs = 3
     recgrad.train(config, model_dir=tmp_path / "whole")
     with monkeypatch.context() as patch:
-        _at(patch, "update_train_metrics", step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        _at(patch, "update_train_metrics", step, lambda: signal.raise_signal(signal.SIGTERM))
         stopped = recgrad.train(config, model_dir=tmp_path / "cut")
     assert (stopped.step, stopped.exit_code) == (step, 143)
     recgrad.train(config, model_dir=tmp_path / "cut", continue_train=True)
@@ -135,7 +134,7 @@ def test_a_signal_in_the_evaluation_of_an_epoch(
     config.train_config.num_epochs = 3
     recgrad.train(config, model_dir=tmp_path / "whole")
     with monkeypatch.context() as patch:
-        _at(patch, "update_metrics", batch, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        _at(patch, "update_metrics", batch, lambda: signal.raise_signal(signal.SIGTERM))
         assert recgrad.train(config, model_dir=tmp_path / "cut").exit_code == 143
     recgrad.train(config, model_dir=tmp_path / "cut", continue_train=True)
     assert same_end(tmp_path / "whole", tmp_path / "cut")
@@ -169,7 +168,7 @@ def test_a_signal_in_the_last_step_still_gets_the_last_evaluation(
     config.train_config.num_epochs = 1
     recgrad.train(config, model_dir=tmp_path / "whole")
     with monkeypatch.context() as patch:
-        _at(patch, "update_train_metrics", EPOCH, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        _at(patch, "update_train_metrics", EPOCH, lambda: signal.raise_signal(signal.SIGTERM))
         recgrad.train(config, model_dir=tmp_path / "cut")
     recgrad.train(config, model_dir=tmp_path / "cut", continue_train=True)
     assert same_end(tmp_path / "whole", tmp_path / "cut")

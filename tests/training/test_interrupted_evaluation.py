@@ -206,7 +206,7 @@ def signal_in_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
         nonlocal calls
         calls += 1
         if calls == step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
         original(self, *arguments)
 
     monkeypatch.setattr(Task, "update_train_metrics", update)
@@ -238,7 +238,7 @@ def test_while_batch_norm_is_estimated(
         nonlocal passes
         passes += not torch.is_grad_enabled()
         if passes == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
         return original(self, batch)
 
     with monkeypatch.context() as patch:

@@ -304,7 +304,7 @@ def test_a_signal_inside_an_accumulation_waits_for_the_update(
         nonlocal calls
         calls += 1
         if calls == 7:  # the first micro-batch of the third update
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
         return original(self, *args)
 
     monkeypatch.setattr(Trainer, "_train_batch", signal_in_the_middle)
