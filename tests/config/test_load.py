@@ -359,18 +359,11 @@ def test_hostile_files_end_quickly(written: Written, text: str) -> None:
 
 
 def test_importing_is_light() -> None:
-    code = (
-        "import sys, time; t = time.process_time(); import recgrad.config; t = time.process_time() - t;"
-        "print(t, 'torch' in sys.modules, 'numpy' in sys.modules)"
-    )
-    times = []
-    for _ in range(3):
-        out = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout.split()
-        assert out[1:] == ["False", "False"]
-        times.append(float(out[0]))
-    assert min(times) < 0.15
+    """A config can be loaded and edited without any of the libraries that take long to import."""
+    heavy = ("torch", "numpy", "numba", "pyarrow", "matplotlib", "rich", "torchmetrics", "tensorboard")
+    code = f"import sys, recgrad.config; print([name for name in {heavy} if name in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
 
 
 @pytest.mark.parametrize(
