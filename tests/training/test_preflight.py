@@ -30,7 +30,7 @@ def test_hints_that_need_the_number_of_rows_have_a_line(path: Path) -> None:
     assert [hint for hint in with_data if hint in plain] == plain
     (new,) = [hint for hint in with_data if hint not in plain]
     where = f"{path.name}:{line_of(path, 'weight_decay: 0.5')} train_config.dense_optimizer.adam_optimizer"
-    assert new == f"{where}.weight_decay: 0.5 is far from the usual 0.001 for 4000 rows of data"
+    assert new == f"{where}.weight_decay: 0.5 is far from the usual 0.0005 for 4000 rows of data in 1 epoch"
 
 
 def test_problems_of_the_data_have_the_line_of_their_path(
