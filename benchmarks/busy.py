@@ -32,7 +32,7 @@ from statistics import median
 
 from results.bars import Bar, describe_bar, write_bars
 
-from recgrad.openmp import let_threads_sleep, usable_cores
+from recgrad.openmp import usable_cores
 
 GOAL = 0.9
 ROWS, BATCH = 200_000, 512
@@ -45,8 +45,8 @@ OPENMP_VARIABLES = ("OMP_", "GOMP_", "KMP_")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--busy", default="0,1,2,4")
     parser.add_argument("--worker", nargs=2, metavar=("FOLDER", "THREADS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -147,12 +147,11 @@ def prepare(folder: Path) -> None:
 
 def work(folder: Path, threads: int | None) -> int:
     """Train for as many seconds as each line of the input says, and print samples a second."""
-    let_threads_sleep()  # as the command does before it loads torch
     from recgrad.config import load_config
     from recgrad.training.assembly import build_hooks, build_training
     from recgrad.training.hooks.base import Hook, StepReport
     from recgrad.training.hooks.checkpoints import SaveCheckpoints
-    from recgrad.training.runtime import set_up_process, subnormals_flushed
+    from recgrad.training.runtime import computing, set_up_process
     from recgrad.training.trainer import RunLength, Trainer
 
     class StopAfter(Hook):
@@ -187,7 +186,7 @@ def work(folder: Path, threads: int | None) -> int:
             length=RunLength(num_epochs=10**6),
             hooks=[*(hook for hook in hooks if not isinstance(hook, SaveCheckpoints)), watch],
         )
-        with subnormals_flushed(), open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
+        with computing(), open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
             trainer.run()
         print(watch.samples / (watch.ended - watch.started), flush=True)
     return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -19,19 +19,6 @@ from recgrad.errors import RecgradError
 LIBRARY = "libgomp.so.1"
 SPIN, POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
 THREADS = "OMP_NUM_THREADS"
-
-
-def let_threads_sleep(environment: MutableMapping[str, str] | None = None) -> bool:
-    """Have waiting threads sleep, not spin; whether it was done: the user may have chosen, or torch be there.
-
-    A thread that spins keeps its core for some milliseconds, also from the thread it waits for:
-    beside other busy processes that costs a multiple of what waking a sleeping one does.
-    """
-    environment = os.environ if environment is None else environment
-    if not threads_spin(environment) or "torch" in sys.modules:
-        return False
-    environment[SPIN] = "0"
-    return True
 
 
 def threads_spin(environment: Mapping[str, str] | None = None) -> bool:
@@ -77,17 +64,17 @@ def usable_cores() -> int:
     Where OMP_PLACES, OMP_PROC_BIND or GOMP_CPU_AFFINITY bind threads, libgomp has bound the main
     thread to one core when it was loaded; the places that it has are then the answer.
     """
-    places = _cores_of_places()
+    places = cores_of_places()
     return within_quota(len(places)) if places else available_cores()
 
 
 def run_on_any_core() -> None:
     """Let this thread run wherever libgomp's may: it has inherited the one core of a bound thread."""
-    if places := _cores_of_places():
+    if places := cores_of_places():
         os.sched_setaffinity(0, places)
 
 
-def _cores_of_places() -> set[int]:
+def cores_of_places() -> set[int]:
     """The cores that libgomp binds threads to; none where it binds none, or is not loaded."""
     library = loaded_library()
     if library is None:

@@ -58,7 +58,7 @@ class LrFind(Command):
         from recgrad.cli.plots import save_picture, show_panel
         from recgrad.training.preflight import prepare_config
         from recgrad.training.processes import Processes, choose_device
-        from recgrad.training.runtime import set_up_process, subnormals_flushed
+        from recgrad.training.runtime import computing, set_up_process
 
         set_up_process(args.num_threads)
         config, report = prepare_config(
@@ -72,7 +72,7 @@ class LrFind(Command):
         processes = Processes(device=choose_device(device_of(args)))
         panels = []
         for half in HALVES if args.half == "both" else (args.half,):
-            with subnormals_flushed():
+            with computing():
                 result = find_rate(config, half, processes, start=args.start, end=args.end, steps=args.steps)
             panels.append(build_panel(half, result))
             show_panel(panels[-1])

@@ -12,7 +12,6 @@ from typing import NoReturn
 
 from recgrad.cli.command import COMMANDS, EXIT_USER_ERROR
 from recgrad.errors import ProcessError, RecgradError, system_reason
-from recgrad.openmp import let_threads_sleep
 from recgrad.terminal import printable, say
 from recgrad.training.signals import InterruptedBySignal
 from recgrad.version import __version__
@@ -22,7 +21,6 @@ EXIT_INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 2 for what the user can fix."""
-    let_threads_sleep()  # before a command loads torch
     arguments = with_dashes(sys.argv[1:] if argv is None else argv)
     known = arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS
     args = build_parser(known).parse_args(arguments)

@@ -16,13 +16,13 @@ from recgrad.errors import RecgradError, whole_path
 from recgrad.training.preflight import ConfigSource
 from recgrad.training.processes import choose_device
 from recgrad.training.run import load_trained
-from recgrad.training.runtime import subnormals_flushed
+from recgrad.training.runtime import computing
 from recgrad.training.signals import StopRequest
 
 SUFFIXES = (".parquet", ".csv")
 
 
-@subnormals_flushed()
+@computing()
 def predict(
     config: ConfigSource,
     *,

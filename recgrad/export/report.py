@@ -24,7 +24,7 @@ from recgrad.training.checkpoint.staging import write_file_atomically
 from recgrad.training.hooks.events import EVENTS_FILE
 from recgrad.training.processes import choose_device
 from recgrad.training.run import load_trained
-from recgrad.training.runtime import subnormals_flushed
+from recgrad.training.runtime import computing
 from recgrad.version import __version__
 
 MAX_DIAGNOSED_ROWS = 2_000_000
@@ -59,7 +59,7 @@ pre { overflow: auto; font-size: 13px; max-height: 40rem; } summary { cursor: po
 """
 
 
-@subnormals_flushed()
+@computing()
 def write_report(
     model_dir: str | Path,
     out: str | Path | None = None,

@@ -46,9 +46,8 @@ from recgrad.training.preflight import ConfigSource, meeting_timeout, prepare_co
 from recgrad.training.processes import Processes, choose_device, open_processes
 from recgrad.training.result import TrainResult
 from recgrad.training.runtime import (
-    hint_at_spinning,
+    computing,
     seed_everything,
-    subnormals_flushed,
     untouched_generators,
 )
 from recgrad.training.signals import StopRequest
@@ -64,7 +63,7 @@ RANK_SEED = 1_000_003
 """What the seeds of two ranks differ by, so that their dropout does."""
 
 
-@subnormals_flushed()
+@computing()
 def train(
     config: ConfigSource,
     *,
@@ -100,8 +99,6 @@ def train(
         report.raise_problems()
         for hint in report.hints:
             _log.warning("hint: %s", hint)
-        if processes.is_main:
-            hint_at_spinning()
         settings = effective.train_config
         processes.set_timeout(settings.process_timeout_secs)
         folder = Path(effective.model_dir)
@@ -130,7 +127,7 @@ def train(
         return _run(effective, training, state, checkpoints, folder, again)
 
 
-@subnormals_flushed()
+@computing()
 def evaluate(
     config: ConfigSource,
     *,

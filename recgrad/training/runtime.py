@@ -6,8 +6,6 @@ Commands call these at start-up; importing Recgrad changes nothing.
 from __future__ import annotations
 
 import ctypes
-import logging
-import os
 import random
 import sys
 import threading
@@ -18,10 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from recgrad.openmp import SPIN, choose_threads, threads_spin, usable_cores
+from recgrad.openmp import choose_threads
 from recgrad.threads import call_on_threads
-
-_log = logging.getLogger("recgrad.training")
+from recgrad.waiting import considerate_threads
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
@@ -53,26 +50,14 @@ def set_threads(threads: int) -> int:
     return threads
 
 
-def hint_at_spinning() -> bool:
-    """Say once what to set where torch's waiting threads spin beside busy processes; whether it was said.
+@contextmanager
+def computing() -> Iterator[None]:
+    """What holds while a run computes; a decorator, too. Set the number of threads before.
 
-    Commands have set it before torch was loaded; a program that calls Recgrad must do so itself.
+    Subnormal numbers count as zero, and threads that wait leave the cores to others who want them.
     """
-    global _hinted
-    threads, cores = torch.get_num_threads(), usable_cores()
-    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if _hinted or threads == 1 or not threads_spin() or busy + threads <= cores + 1:
-        return False
-    _hinted = True
-    _log.warning(
-        "hint: other processes are busy (load %.1f, %d cores), and torch's %d threads spin while they wait, "
-        "which may take most of the speed; set %s=0 in the environment before torch is imported",
-        *(busy, cores, threads, SPIN),
-    )
-    return True
-
-
-_hinted = False
+    with subnormals_flushed(), considerate_threads(torch.get_num_threads()):
+        yield
 
 
 @contextmanager

@@ -7,10 +7,8 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 import torch
 
-from recgrad.training import runtime
 from recgrad.training.run import RANK_SEED
 from recgrad.training.runtime import rng_state, seed_everything, set_rng_state, set_threads
 
@@ -58,31 +56,6 @@ def test_torch_and_numba_get_the_same_threads() -> None:
     finally:
         torch.set_num_threads(before[0])
         numba.set_num_threads(before[1])
-
-
-def test_library_users_get_one_hint_at_spinning_threads(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    load, threads = [3.0], [2]
-    monkeypatch.setattr(runtime, "_hinted", False)
-    monkeypatch.setattr(runtime, "usable_cores", lambda: 2)
-    monkeypatch.setattr(runtime.os, "getloadavg", lambda: (load[0], 0, 0))
-    monkeypatch.setattr(runtime.torch, "get_num_threads", lambda: threads[0])
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.setenv(name, "0" if name == "GOMP_SPINCOUNT" else "passive")
-        assert not runtime.hint_at_spinning()
-        monkeypatch.delenv(name)
-    threads[0] = 1
-    assert not runtime.hint_at_spinning()
-    threads[0], load[0] = 2, 0.9
-    assert not runtime.hint_at_spinning()
-    load[0] = 3.0
-    with caplog.at_level("WARNING", "recgrad"):
-        assert runtime.hint_at_spinning()
-        assert not runtime.hint_at_spinning()
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "(load 3.0, 2 cores)" in said
-    assert "set GOMP_SPINCOUNT=0 in the environment before torch is imported" in said
 
 
 def test_importing_the_package_is_light_and_changes_nothing() -> None:
