@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from recgrad.check.capabilities import available
+from recgrad.check.unsupported import KINDS
 from recgrad.cli.main import main
-from recgrad.config.check.unsupported import KINDS
 from recgrad.config.proto import loss_pb2, metric_pb2, model_pb2, optimizer_pb2
 from recgrad.training.checkpoint import read_checkpoint
 

@@ -11,9 +11,9 @@ from google.protobuf.descriptor import Descriptor
 
 from recgrad.check import check_config
 from recgrad.check.capabilities import available
+from recgrad.check.unsupported import KINDS, UNSUPPORTED
 from recgrad.cli.main import main
 from recgrad.config import PipelineConfig, load_config
-from recgrad.config.check.unsupported import KINDS, UNSUPPORTED
 from recgrad.config.proto.data_pb2 import DatasetType
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from recgrad.check.places import problems_of
+from recgrad.check.report import Report
 from recgrad.check.vocabularies import with_stand_ins
-from recgrad.config.check.report import Report
 from recgrad.config.messages import chosen
 from recgrad.config.proto.model_pb2 import ModelConfig
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SHARDING_TYPES = ("table_wise", "row_wise", "column_wise", "data_parallel")
+"""How a table may be spread over processes, by TorchRec's names."""
+COMPUTE_KERNELS = ("fused", "fused_uvm", "fused_uvm_caching", "customized_kernel")
+"""What may look up and update a table, by TorchRec's names: FBGEMM's kernels, and our own last."""
+
 
 @dataclass(frozen=True)
 class Shard:

@@ -1,4 +1,4 @@
-"""Whole configs around the small models of tests/models/configs."""
+"""Whole configs around the small models of tests/models/configs, and what the check says of others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
-from recgrad.config import PipelineConfig
+from recgrad.check import Report, check_rules
+from recgrad.config import PipelineConfig, edit_config, load_config
 
 MODELS = Path(__file__).parents[1] / "models" / "configs"
 _REST = """
@@ -47,3 +48,27 @@ def whole() -> Callable[[str], PipelineConfig]:
         return config
 
     return load
+
+
+@pytest.fixture
+def problems(config: PipelineConfig, example: Callable[[str], Path]) -> Callable[..., list[str]]:
+    """The problems of the DeepFM config, or of another example, after edits."""
+
+    def check(edits: dict[str, object], base: str | None = None, **options: object) -> list[str]:
+        message = config if base is None else load_config(example(base))
+        report: Report = check_rules(edit_config(message, edits), **options)  # type: ignore[arg-type]
+        return [str(problem) for problem in report.problems]
+
+    return check
+
+
+@pytest.fixture
+def hints(config: PipelineConfig) -> Callable[..., list[str]]:
+    """The hints on the DeepFM config after edits; there must be no problems."""
+
+    def check(edits: dict[str, object], **options: object) -> list[str]:
+        report: Report = check_rules(edit_config(config, edits), **options)  # type: ignore[arg-type]
+        assert report.ok, report.problems
+        return [str(hint) for hint in report.hints]
+
+    return check

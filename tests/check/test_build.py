@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import recgrad.config
-from recgrad.check import check_config
-from recgrad.config import PipelineConfig, check_rules, edit_config, load_with_locations, save_config
+from recgrad.check import check_config, check_rules
+from recgrad.config import PipelineConfig, edit_config, load_with_locations, save_config
 from recgrad.data.features.build import features_of
 from recgrad.embedding.build import build_sparse_optimizer
 from recgrad.errors import RecgradError

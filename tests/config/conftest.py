@@ -2,52 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
-from hypothesis import strategies as st
 
-from recgrad.config import Locations, PipelineConfig, Report, check_rules, edit_config, load_with_locations
-
-DATA = Path(__file__).parent / "data"
-EXAMPLES = sorted(path.stem for path in DATA.glob("*.config"))
-
-
-@pytest.fixture
-def example() -> Callable[[str], Path]:
-    """The path of one of our example configs, by name."""
-    return lambda name: DATA / f"{name}.config"
-
-
-@pytest.fixture
-def config() -> PipelineConfig:
-    """A sound DeepFM config."""
-    return load_with_locations(DATA / "deepfm_criteo.config").message
-
-
-@pytest.fixture
-def problems(config: PipelineConfig) -> Callable[..., list[str]]:
-    """The problems of the DeepFM config, or of another example, after edits."""
-
-    def check(edits: dict[str, object], base: str | None = None, **options: object) -> list[str]:
-        message = config if base is None else load_with_locations(DATA / f"{base}.config").message
-        report: Report = check_rules(edit_config(message, edits), **options)  # type: ignore[arg-type]
-        return [str(problem) for problem in report.problems]
-
-    return check
-
-
-@pytest.fixture
-def hints(config: PipelineConfig) -> Callable[..., list[str]]:
-    """The hints on the DeepFM config after edits; there must be no problems."""
-
-    def check(edits: dict[str, object], **options: object) -> list[str]:
-        report: Report = check_rules(edit_config(config, edits), **options)  # type: ignore[arg-type]
-        assert report.ok, report.problems
-        return [str(hint) for hint in report.hints]
-
-    return check
+from recgrad.config import Locations
 
 
 @pytest.fixture
@@ -66,60 +24,3 @@ def written(tmp_path: Path) -> Callable[[str | bytes], Path]:
 def nowhere() -> Locations:
     """Locations of a config that is in no file."""
     return Locations()
-
-
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-VALUES: dict[int, st.SearchStrategy[Any]] = {
-    FieldDescriptor.TYPE_INT32: st.integers(-(2**31), 2**31 - 1),
-    FieldDescriptor.TYPE_UINT32: st.integers(0, 2**32 - 1),
-    FieldDescriptor.TYPE_UINT64: st.integers(0, 2**64 - 1),
-    FieldDescriptor.TYPE_FLOAT: st.floats(width=32, allow_nan=False),
-    FieldDescriptor.TYPE_DOUBLE: st.floats(allow_nan=False),
-    FieldDescriptor.TYPE_BOOL: st.booleans(),
-    FieldDescriptor.TYPE_STRING: TEXTS,
-}
-
-
-def _draw_message(draw: st.DrawFn, message: Any, depth: int = 0) -> None:
-    """Set a few fields of a message at random, oneofs and maps too."""
-    fields = list(message.DESCRIPTOR.fields)
-    if fields:
-        fields = draw(st.lists(st.sampled_from(fields), max_size=4, unique_by=lambda field: field.name))
-    for field in fields:
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            entries = field.message_type.fields_by_name
-            if entries["value"].message_type is None:
-                for key in draw(st.lists(TEXTS, max_size=2, unique=True)):
-                    getattr(message, field.name)[key] = draw(VALUES[entries["value"].type])
-        elif field.message_type is not None:
-            if field.message_type.full_name.startswith("google.") or depth > 4:
-                continue
-            if field.is_repeated:
-                for _ in range(draw(st.integers(0, 2))):
-                    _draw_message(draw, getattr(message, field.name).add(), depth + 1)
-            else:
-                child = getattr(message, field.name)
-                child.SetInParent()
-                _draw_message(draw, child, depth + 1)
-        else:
-            if field.enum_type is not None:
-                value: Any = st.sampled_from([known.number for known in field.enum_type.values])
-            else:
-                value = VALUES[field.type]
-            if field.is_repeated:
-                getattr(message, field.name).extend(draw(st.lists(value, max_size=3)))
-            else:
-                setattr(message, field.name, draw(value))
-
-
-@st.composite
-def _configs(draw: st.DrawFn) -> PipelineConfig:
-    message = PipelineConfig()
-    _draw_message(draw, message)
-    return message
-
-
-@pytest.fixture(scope="session")
-def configs() -> st.SearchStrategy[PipelineConfig]:
-    """Configs that set any fields of the schema at random; most are unsound."""
-    return _configs()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from recgrad.config import check_rules, edit_config, load_config
+from recgrad.check import check_rules
+from recgrad.config import edit_config, load_config
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "config.md"
 TEXT = GUIDE.read_text(encoding="utf-8") if GUIDE.exists() else ""

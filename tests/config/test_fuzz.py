@@ -14,14 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from recgrad.config import (
-    PipelineConfig,
-    check_rules,
-    edit_config,
-    load_config,
-    load_with_locations,
-    save_config,
-)
+from recgrad.check import check_rules
+from recgrad.config import PipelineConfig, edit_config, load_config, load_with_locations, save_config
 from recgrad.errors import RecgradError
 
 DATA = Path(__file__).parent / "data"

@@ -10,8 +10,9 @@ import pytest
 import torch
 from google.protobuf import text_format
 
+from recgrad.check import check_rules
 from recgrad.check.capabilities import available
-from recgrad.config import PipelineConfig, check_rules
+from recgrad.config import PipelineConfig
 from recgrad.config.proto.model_pb2 import ModelConfig
 from recgrad.errors import ConfigError, RecgradError
 from recgrad.losses.weighting import TaskWeighting

@@ -13,8 +13,8 @@ from typing import cast
 import pytest
 
 import recgrad
+from recgrad.check.training import SUMMARIES
 from recgrad.config import PipelineConfig
-from recgrad.config.check.training import SUMMARIES
 from recgrad.errors import ConfigError, RecgradError
 from recgrad.training.hooks import console
 from recgrad.training.hooks.base import StepReport

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recgrad.config.check.watched import display_name, value_names
+from recgrad.check.watched import display_name, value_names
 from recgrad.config.proto.metric_pb2 import MetricConfig, TrainMetricConfig
 from recgrad.metrics import build_metric, build_train_metric
 from recgrad.training.task import _values

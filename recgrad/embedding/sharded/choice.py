@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from recgrad.config.check.training import COMPUTE_KERNELS, SHARDING_TYPES
 from recgrad.embedding.build import TableOptimizer
 from recgrad.embedding.sharded.fbgemm import why_not_fused
-from recgrad.embedding.spec import TableSpec
+from recgrad.embedding.spec import COMPUTE_KERNELS, SHARDING_TYPES, TableSpec
 from recgrad.errors import ConfigError, Problem
 
 FUSED, FUSED_UVM, FUSED_UVM_CACHING, OWN = COMPUTE_KERNELS

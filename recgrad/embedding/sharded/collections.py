@@ -12,7 +12,7 @@ from torchrec.distributed.sharding.dp_sequence_sharding import DpSequenceEmbeddi
 from torchrec.distributed.sharding.dp_sharding import DpPooledEmbeddingSharding
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 
-from recgrad.config.check.training import SHARDING_TYPES
+from recgrad.embedding.spec import SHARDING_TYPES
 
 
 class _Replica(nn.Module):

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from recgrad.config import PipelineConfig, check_rules, edit_config, load_config, load_with_locations
-from recgrad.config.check.rule import CHECKS
+from recgrad.check import check_rules
+from recgrad.check.rule import CHECKS
+from recgrad.config import PipelineConfig, edit_config, load_config, load_with_locations
 from recgrad.errors import ConfigError
 
 Problems = Callable[..., list[str]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from recgrad.config.check.rule import CHECKS, Context, Feature, Node, number
+from recgrad.check.rule import CHECKS, Context, Feature, Node, number
 from recgrad.config.proto.model_pb2 import WIDE
 from recgrad.config.values import show
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from recgrad.config.check.rule import CHECKS, Context, Node
+from recgrad.check.rule import CHECKS, Context, Node
 
 _HOLDERS = ("DenseOptimizer", "SparseOptimizer", "PartOptimizer", "SparsePartOptimizer", "Stage")
 # Sizes without a default, which must be given and at least 1.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from recgrad.config.check.rule import CHECKS, Context, Node
+from recgrad.check.rule import CHECKS, Context, Node
 from recgrad.config.values import show
+from recgrad.embedding.spec import COMPUTE_KERNELS, SHARDING_TYPES
 
 _PRECISIONS = ("", "BF16", "FP16")
 SUMMARIES = (
@@ -15,10 +16,6 @@ SUMMARIES = (
     "gradient",
 )
 """What tensorboard_summaries may name."""
-SHARDING_TYPES = ("table_wise", "row_wise", "column_wise", "data_parallel")
-"""How a table may be spread over processes, by TorchRec's names."""
-COMPUTE_KERNELS = ("fused", "fused_uvm", "fused_uvm_caching", "customized_kernel")
-"""What may look up and update a table, by TorchRec's names: FBGEMM's kernels, and our own last."""
 _EXPORTERS = ("latest", "best")
 
 

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import Any
 
-from recgrad.config.check.rule import CHECKS, Context, Feature, Node
+from recgrad.check.rule import CHECKS, Context, Feature, Node
 from recgrad.config.values import show
 
 # Arguments of torch's initialisers beyond the tensor, as far as a table can use them.

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from recgrad.config.check.rule import CHECKS, Context, number
+from recgrad.check.rule import CHECKS, Context, number
 
 _FLOATS = (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE)
 # An infinite norm is the largest element, which is well defined.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from recgrad.config.check.rule import CHECKS, Context
+from recgrad.check.rule import CHECKS, Context
 from recgrad.config.proto.data_pb2 import FG_NONE
 from recgrad.config.proto.feature_pb2 import MURMUR64
 

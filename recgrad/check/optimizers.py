@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from recgrad.config.check.rule import CHECKS, Context, Node, number
+from recgrad.check.rule import CHECKS, Context, Node, number
 from recgrad.config.proto.optimizer_pb2 import NONE
 from recgrad.config.values import show
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recgrad.config.check.rule import CHECKS, Context, Node
-from recgrad.config.check.tasks import Task, tasks
+from recgrad.check.rule import CHECKS, Context, Node
+from recgrad.check.tasks import Task, tasks
 from recgrad.config.proto.metric_pb2 import MetricConfig, TrainMetricConfig
 
 # What metrics call themselves, and the parts of those that have several values. The metrics

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from recgrad.config.check.rule import CHECKS, Context, Node
-from recgrad.config.check.tasks import Task, tasks
+from recgrad.check.rule import CHECKS, Context, Node
+from recgrad.check.tasks import Task, tasks
 
 _ONE_LOGIT = ("binary_cross_entropy", "binary_focal_loss", "l2_loss")
 _RETRIEVAL_METRICS = ("recall_at_k", "ndcg_at_k", "hit_rate_at_k", "mrr", "custom_metric")

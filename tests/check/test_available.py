@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from recgrad.config import PipelineConfig, check_rules
-from recgrad.config.check.unsupported import KINDS, UNSUPPORTED
+from recgrad.check import check_rules
+from recgrad.check.unsupported import KINDS, UNSUPPORTED
+from recgrad.config import PipelineConfig
 from recgrad.config.proto import data_pb2, model_pb2, optimizer_pb2
 
 Problems = Callable[..., list[str]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from recgrad.config.check.rule import CHECKS, Context, Node
+from recgrad.check.rule import CHECKS, Context, Node
 from recgrad.config.values import show
 
 _ACTIVATION = re.compile(r"[A-Za-z_][\w.]*(?:\([^()]{0,200}\))?\Z")

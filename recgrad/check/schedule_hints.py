@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from recgrad.config.check.rule import CHECKS, Context, Node, number
-from recgrad.config.check.schedules import schedules
+from recgrad.check.rule import CHECKS, Context, Node, number
+from recgrad.check.schedules import schedules
 from recgrad.config.messages import shortest_float
 
 LARGE_BATCH = 1000

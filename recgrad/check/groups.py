@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recgrad.config.check.rule import CHECKS, Context, Node
+from recgrad.check.rule import CHECKS, Context, Node
 from recgrad.config.proto.model_pb2 import DEEP, WIDE
 from recgrad.config.values import show
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from recgrad.config.check.cpu import native_bf16, read_flags
-from recgrad.config.check.optimizers import optimizers
-from recgrad.config.check.rule import CHECKS, Context, Node, number
+from recgrad.check.optimizers import optimizers
+from recgrad.check.rule import CHECKS, Context, Node, number
 from recgrad.config.messages import shortest_float
 from recgrad.config.values import show
+from recgrad.cpu import native_bf16, read_flags
 
 # The learning rates that are usual for a kind of optimizer.
 _ADAM = (1e-4, 1e-3)

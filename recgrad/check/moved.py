@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recgrad.config.check.rule import CHECKS, Context
+from recgrad.check.rule import CHECKS, Context
 
 _BY_UPDATES = ("num_steps", "save_checkpoints_steps")
 

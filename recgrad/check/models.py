@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from recgrad.config.check.rule import CHECKS, Context, Node
+from recgrad.check.rule import CHECKS, Context, Node
 from recgrad.config.proto.model_pb2 import DEEP, SEQUENCE, WIDE, FeatureGroupType
 from recgrad.config.values import show
 

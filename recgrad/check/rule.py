@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from recgrad.config.check.report import Report
-from recgrad.config.check.unsupported import KINDS, unsupported, without_effect
+from recgrad.check.report import Report
+from recgrad.check.unsupported import KINDS, unsupported, without_effect
 from recgrad.config.class_paths import class_paths
 from recgrad.config.locations import Locations
 from recgrad.config.names import joiner_of
@@ -21,7 +21,7 @@ from recgrad.registry import Registry
 
 Rule = Callable[["Context"], None]
 
-CHECKS: Registry[Rule] = Registry("check", "recgrad.config.check")
+CHECKS: Registry[Rule] = Registry("check", "recgrad.check")
 
 MAX_PROBLEMS = 500
 MAX_SUGGESTIONS = 50

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from recgrad.config import check_config, edit_config, load_with_locations
-from recgrad.config.check import hints as thumb
-from recgrad.config.check import schedule_hints as schedule_thumb
-from recgrad.config.check.cpu import native_bf16, parse_flags, read_flags
-from recgrad.config.check.hints import usual_decay
+from recgrad.check import check_config
+from recgrad.check import hints as thumb
+from recgrad.check import schedule_hints as schedule_thumb
+from recgrad.check.hints import usual_decay
+from recgrad.config import edit_config, load_with_locations
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "config" / "data"
 Hints = Callable[..., list[str]]
 ADAM = "train_config.dense_optimizer.adam_optimizer"
 SGD = "train_config.dense_optimizer.sgd_optimizer"
@@ -272,18 +272,6 @@ def test_what_would_change_nothing_is_a_hint(hints: Hints, field: str, reason: s
     path = f"data_config.{field}"
     assert hints({path: True}) == [f"{path}: has no effect here: {reason}"]
     assert hints({path: False}) == []
-
-
-def test_cpu_flags_are_read_from_cpuinfo() -> None:
-    x86 = (
-        "processor\t: 0\nmodel name\t: X\nflags\t\t: fpu avx2 avx512_bf16\n\nprocessor\t: 1\nflags\t: none\n"
-    )
-    assert parse_flags(x86) == {"fpu", "avx2", "avx512_bf16"}
-    assert native_bf16(parse_flags(x86))
-    assert native_bf16(parse_flags("Features\t: fp asimd bf16\n"))
-    assert not native_bf16(parse_flags("flags : avx2"))
-    assert parse_flags("nothing here") == frozenset()
-    assert isinstance(read_flags(), frozenset)
 
 
 def test_features_in_no_group(hints: Hints) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recgrad.config.check.rule import CHECKS, Context
+from recgrad.check.rule import CHECKS, Context
 
 
 @CHECKS.register("training length")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from recgrad.config.check.rule import CHECKS, Context, Node
+from recgrad.check.rule import CHECKS, Context, Node
 from recgrad.config.values import show
 
 TOWERS = ("TaskTower", "BayesTaskTower", "InterventionTaskTower")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recgrad.config.check.rule import CHECKS, Context, not_supported
+from recgrad.check.rule import CHECKS, Context, not_supported
 from recgrad.config.proto.data_pb2 import DatasetType
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from recgrad.config.check.inputs import INPUTS
-from recgrad.config.check.rule import CHECKS, Context, Node
+from recgrad.check.inputs import INPUTS
+from recgrad.check.rule import CHECKS, Context, Node
 
 _MAY_BE_EMPTY = frozenset({"eval_input_path"})
 _CHOICES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recgrad.config.check.rule import CHECKS, Context, Feature
+from recgrad.check.rule import CHECKS, Context, Feature
 from recgrad.config.proto.data_pb2 import FG_DAG
 from recgrad.config.values import show
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from recgrad.config import check_rules, edit_config, load_with_locations
+from recgrad.check import check_rules
+from recgrad.config import edit_config, load_with_locations
 
 Problems = Callable[..., list[str]]
 CAT = "feature_configs[13].id_feature"
