@@ -51,8 +51,8 @@ from train import criteo_config
 
 from recgrad.config import PipelineConfig
 from recgrad.data.batch import Batch, KeyedJagged
-from recgrad.data.synth import write_synth
 from recgrad.embedding.sharded.inputs import ids_per_key
+from recgrad.synth import write_synth
 from recgrad.training.processes import Environment, Processes
 from recgrad.training.runtime import set_up_process
 from recgrad.training.synchronize import share_losses

@@ -141,7 +141,7 @@ class Worker:
 
 def prepare(folder: Path) -> None:
     """The data, written by a process of its own: torch must not be loaded here."""
-    program = f"from recgrad.data.synth import write_synth; write_synth({str(folder)!r}, {ROWS})"
+    program = f"from recgrad.synth import write_synth; write_synth({str(folder)!r}, {ROWS})"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

@@ -50,7 +50,7 @@ from train import criteo_config
 
 from recgrad.config import PipelineConfig
 from recgrad.data.batch import Batch
-from recgrad.data.synth import write_synth
+from recgrad.synth import write_synth
 from recgrad.training.processes import Environment, Processes
 from recgrad.training.runtime import set_up_process
 

@@ -186,7 +186,7 @@ class Stopwatch:
 def overhead(rounds: int, edits: dict[str, Any]) -> tuple[float, float]:
     """(seconds of a whole step, the share of it that is the update's own)."""
     from recgrad.config import edit_config, load_config
-    from recgrad.data.synth import write_synth
+    from recgrad.synth import write_synth
     from recgrad.training.assembly import build_training
 
     with tempfile.TemporaryDirectory() as folder:

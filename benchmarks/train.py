@@ -55,9 +55,9 @@ from torch import nn
 from recgrad.config import PipelineConfig, load_config, save_config
 from recgrad.config.proto.optimizer_pb2 import SparseOptimizer
 from recgrad.data.batch import Batch
-from recgrad.data.synth import write_synth
 from recgrad.embedding.build import build_sparse_optimizer
 from recgrad.models.multi_tower_din import MultiTowerDIN
+from recgrad.synth import write_synth
 from recgrad.training.assembly import Training, build_hooks, build_training
 from recgrad.training.capture import capture
 from recgrad.training.checkpoint import CheckpointManager

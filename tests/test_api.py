@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import recgrad
-from recgrad.data.synth import write_synth
 from recgrad.losses import LOSSES
 from recgrad.models import MODELS
 from recgrad.optim.schedules import SCHEDULES
+from recgrad.synth import write_synth
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -14,8 +14,8 @@ from recgrad.check import check_config
 from recgrad.cli.main import main
 from recgrad.config import PipelineConfig, edit_config, load_config, save_config
 from recgrad.config.class_paths import class_paths
-from recgrad.data.synth import write_synth
 from recgrad.errors import ConfigError, RecgradError
+from recgrad.synth import write_synth
 
 MARK = "called"
 MODULE = f"""

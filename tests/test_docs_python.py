@@ -12,7 +12,7 @@ import torch
 from google.protobuf import text_format
 
 import recgrad
-from recgrad.data.synth import write_synth
+from recgrad.synth import write_synth
 from recgrad.training.checkpoint import Snapshot, TableRows, read_table, write_checkpoint
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

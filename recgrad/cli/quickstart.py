@@ -27,8 +27,8 @@ class Quickstart(Command):
     def run(self, args: argparse.Namespace) -> int:
         from pathlib import Path
 
-        from recgrad.data.synth import write_synth
         from recgrad.errors import RecgradError
+        from recgrad.synth import write_synth
         from recgrad.training.run import train
         from recgrad.training.runtime import set_up_process
 

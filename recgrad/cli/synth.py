@@ -30,7 +30,7 @@ class Synth(Command):
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        from recgrad.data.synth import write_synth
+        from recgrad.synth import write_synth
 
         try:
             report = write_synth(

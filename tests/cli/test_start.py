@@ -9,7 +9,7 @@ import pytest
 
 from recgrad.cli.command import heavy_imports
 from recgrad.config import load_config, save_config
-from recgrad.data.synth import write_synth
+from recgrad.synth import write_synth
 
 # Slow to import, the first two about as slow as torch.
 NOT_FOR_A_RUN = [

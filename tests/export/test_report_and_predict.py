@@ -21,11 +21,11 @@ import recgrad
 from recgrad.cli.main import main
 from recgrad.config import PipelineConfig, load_config
 from recgrad.data.batch import Batch
-from recgrad.data.synth import write_synth
 from recgrad.errors import RecgradError
 from recgrad.export import report_plots
 from recgrad.export.predict import _with_predictions, predict
 from recgrad.export.report import write_report
+from recgrad.synth import write_synth
 from recgrad.training.runtime import flushes_subnormals
 from recgrad.training.task import Task
 

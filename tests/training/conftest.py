@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from recgrad.config import PipelineConfig, load_config
-from recgrad.data.synth import write_synth
+from recgrad.synth import write_synth
 
 ROWS = 4_000
 

@@ -15,8 +15,8 @@ import pytest
 
 import recgrad
 from recgrad.config import PipelineConfig, save_config
-from recgrad.data.synth import write_synth
 from recgrad.errors import RecgradError
+from recgrad.synth import write_synth
 from recgrad.training.checkpoint import CheckpointManager, read_checkpoint
 
 STEPS = 32

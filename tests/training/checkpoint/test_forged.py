@@ -15,8 +15,8 @@ import torch
 import recgrad
 from recgrad.cli.main import main
 from recgrad.config import PipelineConfig, load_config
-from recgrad.data.synth import write_synth
 from recgrad.errors import CheckpointError, RecgradError
+from recgrad.synth import write_synth
 from recgrad.training.assembly import Training, build_training
 from recgrad.training.capture import load_weights, resume
 from recgrad.training.checkpoint import Snapshot, TableRows, read_checkpoint, restore, write_checkpoint

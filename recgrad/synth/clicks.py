@@ -31,7 +31,7 @@ import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
-from recgrad.data.synth_config import deepfm_config
+from recgrad.synth.config import deepfm_config
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from recgrad.data import synth
+from recgrad.synth import clicks as synth
 
 
 def digest(folder: Path, name: str) -> str:
