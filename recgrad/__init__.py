@@ -16,6 +16,7 @@ from recgrad.version import __version__
 
 __all__ = [
     "CheckpointError",
+    "Comparison",
     "ConfigError",
     "DataError",
     "PipelineConfig",
@@ -23,6 +24,7 @@ __all__ = [
     "TrainResult",
     "__version__",
     "check_config",
+    "compare",
     "config",
     "data",
     "edit_config",
@@ -44,7 +46,8 @@ if TYPE_CHECKING:
     from recgrad.config import PipelineConfig, edit_config, load_config, save_config
     from recgrad.errors import CheckpointError, ConfigError, DataError, RecgradError
     from recgrad.export.predict import predict
-    from recgrad.export.report import write_report
+    from recgrad.report.comparison import Comparison, compare
+    from recgrad.report.page import write_report
     from recgrad.training.result import TrainResult
     from recgrad.training.run import evaluate, train
 else:
@@ -56,18 +59,20 @@ else:
                 name: f"recgrad.{name}" for name in ("config", "data", "losses", "metrics", "models", "optim")
             },
             "CheckpointError": "recgrad.errors",
+            "Comparison": "recgrad.report.comparison",
             "ConfigError": "recgrad.errors",
             "DataError": "recgrad.errors",
             "PipelineConfig": "recgrad.config",
             "RecgradError": "recgrad.errors",
             "TrainResult": "recgrad.training.result",
             "check_config": "recgrad.check",
+            "compare": "recgrad.report.comparison",
             "edit_config": "recgrad.config",
             "evaluate": "recgrad.training.run",
             "load_config": "recgrad.config",
             "predict": "recgrad.export.predict",
             "save_config": "recgrad.config",
             "train": "recgrad.training.run",
-            "write_report": "recgrad.export.report",
+            "write_report": "recgrad.report.page",
         },
     )

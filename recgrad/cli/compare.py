@@ -60,7 +60,7 @@ class Compare(Command):
         import json
         from pathlib import Path
 
-        from recgrad.metrics.comparison import compare
+        from recgrad.report.comparison import compare
         from recgrad.training.runtime import set_up_process
 
         set_up_process(args.num_threads)

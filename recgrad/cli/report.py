@@ -26,7 +26,7 @@ class ReportCommand(Command):
         add_custom_code_argument(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        from recgrad.export.report import write_report
+        from recgrad.report.page import write_report
         from recgrad.training.runtime import set_up_process
 
         set_up_process(args.num_threads)

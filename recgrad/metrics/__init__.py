@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from recgrad.metrics.auc import AUC
     from recgrad.metrics.base import Metric, UndefinedMetricWarning
     from recgrad.metrics.calibration import Calibration
-    from recgrad.metrics.comparison import Comparison, compare
     from recgrad.metrics.decay import Decayed
     from recgrad.metrics.decay_auc import DecayAUC
     from recgrad.metrics.grouped_auc import GroupedAUC
@@ -45,7 +44,6 @@ __all__ = [
     "AUC",
     "Accuracy",
     "Calibration",
-    "Comparison",
     "DecayAUC",
     "Decayed",
     "GroupedAUC",
@@ -65,7 +63,6 @@ __all__ = [
     "XAUC",
     "build_metric",
     "build_train_metric",
-    "compare",
 ]
 
 
@@ -88,7 +85,6 @@ if not TYPE_CHECKING:
             "AUC": "recgrad.metrics.auc",
             "Accuracy": "recgrad.metrics.accuracy",
             "Calibration": "recgrad.metrics.calibration",
-            "Comparison": "recgrad.metrics.comparison",
             "DecayAUC": "recgrad.metrics.decay_auc",
             "Decayed": "recgrad.metrics.decay",
             "GroupedAUC": "recgrad.metrics.grouped_auc",
@@ -104,7 +100,9 @@ if not TYPE_CHECKING:
             "RecallAtK": "recgrad.metrics.recall_at_k",
             "UndefinedMetricWarning": "recgrad.metrics.base",
             "XAUC": "recgrad.metrics.xauc",
-            "compare": "recgrad.metrics.comparison",
+            # Their home is recgrad now; what was promised here stays importable.
+            "Comparison": "recgrad.report.comparison",
+            "compare": "recgrad.report.comparison",
         },
         _as_torchmetrics,
     )

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from recgrad.cli.main import main
-from recgrad.metrics import compare
+from recgrad.report.comparison import compare
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from recgrad.cli.main import main
 from recgrad.config import PipelineConfig, load_config
 from recgrad.data.batch import Batch
 from recgrad.errors import RecgradError
-from recgrad.export import report_plots
 from recgrad.export.predict import _with_predictions, predict
-from recgrad.export.report import write_report
+from recgrad.report import plots
+from recgrad.report.page import write_report
 from recgrad.synth import write_synth
 from recgrad.training.runtime import flushes_subnormals
 from recgrad.training.task import Task
@@ -310,14 +310,14 @@ def test_a_report_tells_of_the_run_and_its_best_step(
 @pytest.mark.parametrize(("points", "marked"), [(2, True), (12, True), (20, True), (21, False)])
 def test_few_points_have_markers(points: int, marked: bool) -> None:
     steps = list(range(points))
-    svg = report_plots.curves({"auc": (steps, [0.1 * step for step in steps])}, y_label="auc")
+    svg = plots.curves({"auc": (steps, [0.1 * step for step in steps])}, y_label="auc")
     line = svg[svg.index('id="line2d_') :]
     drawn = max(len(re.findall(r"<use ", part)) for part in line.split('<g id="'))
     assert (drawn >= points) == marked
 
 
 def test_curves_over_few_steps_have_whole_steps_on_their_axis() -> None:
-    svg = report_plots.curves({"loss": ([1], [0.5])}, y_label="loss")
+    svg = plots.curves({"loss": ([1], [0.5])}, y_label="loss")
     marks = re.findall(r"text-anchor: middle[^>]*>([^<]+)</text>", svg)
     assert "step" in marks
     assert all(re.fullmatch(r"[−-]?\d+", mark) for mark in marks if mark not in ("step", "loss"))

@@ -16,7 +16,7 @@ from google.protobuf import text_format
 import recgrad
 from recgrad.cli.lr_find import find_rate
 from recgrad.config import PipelineConfig, load_config
-from recgrad.export.report import write_report
+from recgrad.report.page import write_report
 from recgrad.synth import write_synth
 from recgrad.training.assembly import build_training
 from recgrad.training.checkpoint import Snapshot, read_checkpoint

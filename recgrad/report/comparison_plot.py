@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recgrad.metrics.differences import HIGHER_IS_BETTER, Difference
+from recgrad.report.differences import HIGHER_IS_BETTER, Difference
 
 if TYPE_CHECKING:
-    from recgrad.metrics.comparison import Comparison
+    from recgrad.report.comparison import Comparison
 
 COLORS = {"A": "#3b6fb6", "B": "#d1682a", None: "#6b7280"}
 INK = "#1f2937"

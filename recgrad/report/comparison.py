@@ -14,16 +14,16 @@ import torch
 from recgrad.errors import RecgradError
 from recgrad.limits import Inside, Range, keep_limits
 from recgrad.metrics.base import check_numbers
-from recgrad.metrics.differences import (
+from recgrad.metrics.grouped_auc import Weighting
+from recgrad.metrics.keys import Keys, keys_of
+from recgrad.metrics.pairs import Floats, Ints, group_starts
+from recgrad.report.differences import (
     Bootstrap,
     Difference,
     auc_difference,
     grouped_auc_difference,
     log_loss_difference,
 )
-from recgrad.metrics.grouped_auc import Weighting
-from recgrad.metrics.keys import Keys, keys_of
-from recgrad.metrics.pairs import Floats, Ints, group_starts
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Comparison:
 
     def plot(self, path: str | Path) -> None:
         """Write a picture of the intervals and of both models' calibration."""
-        from recgrad.metrics.comparison_plot import write_plot
+        from recgrad.report.comparison_plot import write_plot
 
         write_plot(self, path)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recgrad.config import PipelineConfig
-from recgrad.export.report_summary import facts, overfitting, span, told
+from recgrad.report.summary import facts, overfitting, span, told
 
 BEGIN = 1_763_300_000.0  # 2025-11-16 13:33 UTC
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-from recgrad.export.diagnostics import Calibration, GroupSizes
+from recgrad.report.diagnostics import Calibration, GroupSizes
 
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 

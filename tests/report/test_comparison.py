@@ -8,8 +8,12 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+import recgrad
+from recgrad import metrics
 from recgrad.errors import RecgradError
-from recgrad.metrics import GroupedAUC, compare, comparison_plot
+from recgrad.metrics import GroupedAUC
+from recgrad.report import comparison_plot
+from recgrad.report.comparison import compare
 
 
 def models(rows: int, seed: int, noise_a: float, noise_b: float, users: int = 0):
@@ -178,3 +182,8 @@ def test_input_that_cannot_be_compared_is_refused(labels, a, message):
 def test_weighting_without_groups_is_refused():
     with pytest.raises(ValueError, match="weighting is of groups"):
         compare([0, 0, 1, 1], [0.1] * 4, [0.2] * 4, weighting="POSITIVES")
+
+
+def test_the_former_home_of_the_names_still_has_them():
+    assert metrics.compare is recgrad.compare is compare
+    assert metrics.Comparison is recgrad.Comparison

@@ -17,9 +17,9 @@ from recgrad.config.class_paths import refuse_custom_code
 from recgrad.config.load import CONFIG_FILE
 from recgrad.data.loader import build_loader
 from recgrad.errors import RecgradError, whole_path
-from recgrad.export import report_plots, report_summary
-from recgrad.export.diagnostics import auc_by_group_size, calibration_curve
 from recgrad.metrics.pairs import Floats, Ints
+from recgrad.report import plots, summary
+from recgrad.report.diagnostics import auc_by_group_size, calibration_curve
 from recgrad.training.checkpoint.staging import write_file_atomically
 from recgrad.training.hooks.events import EVENTS_FILE
 from recgrad.training.processes import choose_device
@@ -122,17 +122,17 @@ def _facts(folder: Path, events: Sequence[Mapping[str, Any]]) -> str:
         config = load_config(folder / CONFIG_FILE)
     except RecgradError as error:
         return f"<p>{html.escape(str(error))}</p>"
-    return _table(report_summary.facts(config, events), numbers=False)
+    return _table(summary.facts(config, events), numbers=False)
 
 
 def _evaluation_title(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    found = report_summary.told(evaluations)
+    found = summary.told(evaluations)
     return "Last evaluation" if found is None or found.best is None else "Last and best evaluation"
 
 
 def _overfitting(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> str:
     """A word where the evaluation gets worse while the training loss falls."""
-    said = "".join(f"<li>{html.escape(x)}</li>" for x in report_summary.overfitting(steps, evaluations))
+    said = "".join(f"<li>{html.escape(x)}</li>" for x in summary.overfitting(steps, evaluations))
     if not said:
         return ""
     return f'<section class="warn"><h2>The model has begun to overfit</h2><ul>{said}</ul>{REMEDY}</section>'
@@ -147,21 +147,21 @@ def _curve_sections(
             f"<p>Nothing was logged: the run ended before its first log line, or {EVENTS_FILE} is gone.</p>",
         )
         return
-    yield "Training loss", report_plots.curves(_series(steps, "losses"), y_label="loss")
+    yield "Training loss", plots.curves(_series(steps, "losses"), y_label="loss")
     if any(step["metrics"] for step in steps):
-        yield "Training metrics", report_plots.curves(_series(steps, "metrics"), y_label="decayed value")
+        yield "Training metrics", plots.curves(_series(steps, "metrics"), y_label="decayed value")
     # A single evaluation is in the table above; a curve needs two.
     for name, series in _series(evaluations[1:] and evaluations, "metrics").items():
-        yield f"Evaluation: {name}", report_plots.curves({name: series}, y_label=name)
-    yield "Learning rates", report_plots.curves(_series(steps, "rates"), y_label="rate", log=True)
+        yield f"Evaluation: {name}", plots.curves({name: series}, y_label=name)
+    yield "Learning rates", plots.curves(_series(steps, "rates"), y_label="rate", log=True)
     speed = {"samples/s": _column(steps, "samples_per_sec")}
-    yield "Throughput", report_plots.curves(speed, y_label="samples per second")
+    yield "Throughput", plots.curves(speed, y_label="samples per second")
     wait = {"data wait": _column(steps, "data_wait_share")}
-    yield "Share of time waiting for data", report_plots.curves(wait, y_label="share")
+    yield "Share of time waiting for data", plots.curves(wait, y_label="share")
     yield from _usage_sections(steps)
     if any(step.get("grad_norm") is not None for step in steps):
         norms = {"gradient norm": _column(steps, "grad_norm")}
-        yield "Gradient norm (dense)", report_plots.curves(norms, y_label="norm", log=True)
+        yield "Gradient norm (dense)", plots.curves(norms, y_label="norm", log=True)
 
 
 def _usage_sections(steps: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
@@ -171,10 +171,10 @@ def _usage_sections(steps: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, s
     used = {name: (at, [size / 1e9 for size in sizes]) for name, (at, sizes) in columns.items() if sizes}
     if used:
         most = ", ".join(f"{name} {max(sizes):.2f} GB" for name, (_, sizes) in used.items())
-        yield f"Memory, at most {most}", report_plots.curves(used, y_label="GB")
+        yield f"Memory, at most {most}", plots.curves(used, y_label="GB")
     share = _column(steps, "cpu_share")
     if share[1]:
-        yield "Share of the cores in use", report_plots.curves({"cores": share}, y_label="share")
+        yield "Share of the cores in use", plots.curves({"cores": share}, y_label="share")
 
 
 def _diagnostic_sections(folder: Path, device: torch.device) -> Iterable[tuple[str, str]]:
@@ -186,12 +186,12 @@ def _diagnostic_sections(folder: Path, device: torch.device) -> Iterable[tuple[s
         return
     for task, values in scores.items():
         title = f"Calibration{task and ' of ' + task}"
-        yield title, report_plots.calibration(calibration_curve(values, labels[task]))
+        yield title, plots.calibration(calibration_curve(values, labels[task]))
         for name, key in keys.items():
             sizes = auc_by_group_size(values, labels[task], key)
             if sizes.labels:
                 title = f"AUC by size of {name} groups{task and ' of ' + task}"
-                yield title, report_plots.group_sizes(sizes)
+                yield title, plots.group_sizes(sizes)
 
 
 def _predictions(
@@ -251,7 +251,7 @@ def _column(events: Sequence[Mapping[str, Any]], field: str) -> tuple[list[int],
 
 
 def _metrics_table(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    found = report_summary.told(evaluations)
+    found = summary.told(evaluations)
     if found is None:
         return "<p>No evaluation was logged.</p>"
     shown = [("last", found.last)] + ([] if found.best is None else [("best", found.best)])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from recgrad.export.diagnostics import auc_by_group_size, calibration_curve
+from recgrad.report.diagnostics import auc_by_group_size, calibration_curve
 
 
 @given(
