@@ -1,8 +1,8 @@
 """How torch's threads wait for each other: spinning on free cores, sleeping beside busy processes.
 
 libgomp's threads spin for some milliseconds before they sleep. On an idle machine that is best: waking a
-sleeping thread costs 50 microseconds and more, at some fifty places of a step. Beside other busy processes it is the
-worst that one can do: a thread spins on the very core that the thread it waits for needs.
+sleeping thread costs 50 microseconds and more, at some fifty places of a step. Beside other busy processes
+it is the worst that one can do: a thread spins on the very core that the thread it waits for needs.
 
 libgomp reads its settings once, when it is loaded, but it has a rule of its own for the second case: with
 more threads in its care than there are cores, those that wait spin for a hundred turns only. So a watch looks
