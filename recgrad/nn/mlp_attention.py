@@ -3,7 +3,7 @@
     x₁[t] = relu(A·s_t + C·(q∘s_t) + c),   x_{i+1}[t] = relu(W_i·x_i[t] + b_i)
     out = Σ_t softmax_t(v·x_n[t]) · s_t
 
-with q and c of the row that t belongs to. Of float32 on a CPU. `recgrad.nn.kernels.mlp_attention` has the
+with q and c of the row that t belongs to. Of float32 on a CPU. `recgrad.nn.mlp_attention_kernels` has the
 kernels; here arguments are laid out for them.
 """
 
@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from recgrad.kernels.simd16 import LANES, LINE
+from recgrad.kernels.threads import run_on_threads
+from recgrad.kernels.tiles import SLACK, TILE
+from recgrad.nn import mlp_attention_kernels as k
 from recgrad.nn.jagged import Segments, segment_sum
-from recgrad.nn.kernels import mlp_attention as k
-from recgrad.nn.kernels.simd import LANES, LINE
-from recgrad.nn.kernels.tiles import SLACK, TILE
-from recgrad.threads import run_on_threads
 
 SPAN = 128  # no span is longer; a row that is has several
 WINDOW = 64  # spans that begin in the same window of positions make a block

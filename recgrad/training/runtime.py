@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from recgrad.kernels.threads import call_on_threads
 from recgrad.openmp import choose_threads
-from recgrad.threads import call_on_threads
 from recgrad.waiting import considerate_threads
 
 M_TRIM_THRESHOLD = -1

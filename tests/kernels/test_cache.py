@@ -227,8 +227,9 @@ def test_no_kernel_of_the_package_is_kept_by_numba_itself() -> None:
 
 
 def test_the_kernels_of_rules_have_their_helpers_in_their_keys() -> None:
-    from recgrad.embedding.local import rows, simd
+    from recgrad.embedding.local import rows
     from recgrad.embedding.local.update import update_function
+    from recgrad.kernels import simd
     from recgrad.optim.sparse import rowwise
     from recgrad.optim.sparse.lamb import lamb
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from recgrad.embedding.local import simd
 from recgrad.embedding.local.layout import DIRECTION, HISTORY
 from recgrad.embedding.local.rows import copy
-from recgrad.embedding.local.simd import field, load1, load_f64, load_i32
+from recgrad.kernels import simd
+from recgrad.kernels.simd import field, load1, load_f64, load_i32
 
 # As in recgrad/optim/sparse/history.py, in bytes.
 ENTRY, MOVE, KEPT, FLOOR, SPREAD, SHIFT = 32, 0, 4, 8, 12, 16

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from recgrad.embedding.local import simd
-from recgrad.embedding.local.simd import load_i64
+from recgrad.kernels import simd
+from recgrad.kernels.simd import load_i64
 
 
 @njit(nogil=True, inline="always")

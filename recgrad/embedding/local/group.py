@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recgrad.embedding.local.compile import rule_kernel, simple_kernel, stage_function
 from recgrad.embedding.local.inputs import Inputs, Result, address_of
 from recgrad.embedding.local.layout import (
     BAGS,
@@ -25,16 +24,17 @@ from recgrad.embedding.local.layout import (
     VECTOR_STRIDE,
     VECTORS,
 )
-from recgrad.embedding.local.lookup import BAGS_PER_TASK, TASK_COLUMNS
-from recgrad.embedding.local.parallel import SIGNATURE, launch
+from recgrad.embedding.local.lookup import BAGS_PER_TASK, TASK_COLUMNS, lookup_tasks
 from recgrad.embedding.local.pending import SUMMED, Source, Tables, only, per_output
 from recgrad.embedding.local.plan import JOB_ROWS, JOB_START
 from recgrad.embedding.local.planner import Plan, Planner
-from recgrad.embedding.local.simd import F32
 from recgrad.embedding.local.table import Table
-from recgrad.embedding.local.update import update_function
+from recgrad.embedding.local.update import STAGE_SIGNATURE, reduce_tasks, stage, unstage, update_function
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import DataError
+from recgrad.kernels.compile import rule_kernel, simple_kernel
+from recgrad.kernels.parallel import SIGNATURE, launch
+from recgrad.kernels.simd import F32
 from recgrad.optim.sparse.optimizer import Update
 
 Array = npt.NDArray[Any]
@@ -168,7 +168,7 @@ class DimGroup:
     def _run_lookup(self, lines: Array, tasks: Array, result: Result) -> None:
         errors = np.zeros((len(tasks), 2), np.int64)
         launch(
-            simple_kernel("recgrad.embedding.local.lookup", "lookup_tasks"),
+            simple_kernel(lookup_tasks),
             *(self.dim, len(tasks), lines, *self._line_addresses, tasks, errors),
             tasks=len(tasks),
         )
@@ -325,7 +325,7 @@ class DimGroup:
             *(jobs, *self._line_addresses, task_jobs, cuts, rows, slots, ends, gradients, coefficients),
             *(settings, hyper, steps, addresses, initials, widths),
             0 if out is None else out,
-            *(stage_function(name).address for name in ("stage", "unstage")),
+            *(simple_kernel(function, STAGE_SIGNATURE).address for function in (stage, unstage)),
             tasks=plan.tasks,
         )
 
@@ -345,7 +345,7 @@ class DimGroup:
         settings = np.array([(limits[t], 0, 0) for t in plan.tables], np.float32)
         sums = np.empty((max(plan.size, 1), self.dim), np.float32)
         empty = np.zeros((len(plan.jobs), 1), np.int64)
-        kernel = simple_kernel("recgrad.embedding.local.update", "reduce_tasks")
+        kernel = simple_kernel(reduce_tasks)
         hyper = np.zeros((len(plan.jobs), 1), np.float32)
         self._run_update(kernel, plan, settings, hyper, [], (empty, hyper, empty[0]), sums)
         return self._replace(plan, sums)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from numba import njit
 
 from recgrad.embedding.local.layout import BITS, COUNT, INDEX, MOVED, OLD_BITS, OLD_INDEX
-from recgrad.embedding.local.simd import field, load_i64, prefetch, store_i64
+from recgrad.kernels.simd import field, load_i64, prefetch, store_i64
 
 MAX_ROWS = (1 << 32) - 2
 ENTRY_BYTES = 8

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from recgrad.embedding.local import simd
 from recgrad.embedding.local.catch_up import move_of, read_moved
 from recgrad.embedding.local.index import find, prefetch_entry
 from recgrad.embedding.local.layout import (
@@ -28,7 +27,6 @@ from recgrad.embedding.local.layout import (
     VECTORS,
     WEIGHTS,
 )
-from recgrad.embedding.local.parallel import FIRST, TASK
 from recgrad.embedding.local.rows import (
     copy,
     copy_wide,
@@ -41,7 +39,9 @@ from recgrad.embedding.local.rows import (
     read,
     untouched,
 )
-from recgrad.embedding.local.simd import field, load_i64
+from recgrad.kernels import simd
+from recgrad.kernels.parallel import FIRST, TASK
+from recgrad.kernels.simd import field, load_i64
 
 RING = 512  # row addresses that are known ahead; a longer bag is summed in pieces
 AHEAD = 32  # ids between finding a row's address and reading the row

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from recgrad.embedding.local import simd
 from recgrad.embedding.local.index import (
     GOLDEN,
     MIN_MOVES,
@@ -37,9 +36,10 @@ from recgrad.embedding.local.layout import (
     VECTOR_STRIDE,
     VECTORS,
 )
-from recgrad.embedding.local.parallel import FIRST, TASK, THREAD
 from recgrad.embedding.local.rows import copy
-from recgrad.embedding.local.simd import field, load_i32, load_i64, store_i32, store_i64
+from recgrad.kernels import simd
+from recgrad.kernels.parallel import FIRST, TASK, THREAD
+from recgrad.kernels.simd import field, load_i32, load_i64, store_i32, store_i64
 
 OCCURRENCES_PER_TASK = 2048
 PACK_FROM = 3  # ids per bag from which a copy of the gradients pays: it spares address translation

@@ -8,15 +8,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recgrad.embedding.local.compile import simple_kernel
 from recgrad.embedding.local.inputs import address_of
 from recgrad.embedding.local.layout import LOOKUP_COLUMNS
-from recgrad.embedding.local.parallel import launch, thread_count
 from recgrad.embedding.local.pending import Source
-from recgrad.embedding.local.plan import ANY_BAD, JOB_BAD, JOB_COLUMNS, JOB_SIZE, JOB_TABLE, TOTALS
+from recgrad.embedding.local.plan import (
+    ANY_BAD,
+    JOB_BAD,
+    JOB_COLUMNS,
+    JOB_SIZE,
+    JOB_TABLE,
+    TOTALS,
+    arrange_task,
+    plan_tasks,
+)
 from recgrad.embedding.local.table import Table
 from recgrad.embedding.local.workspace import Workspace
 from recgrad.errors import DataError
+from recgrad.kernels.compile import simple_kernel
+from recgrad.kernels.parallel import launch, thread_count
 
 Array = npt.NDArray[Any]
 
@@ -55,7 +64,7 @@ class Planner:
             work.address("jobs", count * JOB_COLUMNS),
         )
         launch(
-            simple_kernel("recgrad.embedding.local.plan", "arrange_task"),
+            simple_kernel(arrange_task),
             *(count, address_of(lines), len(self._tables), work.address("places of", len(self._tables) + 1)),
             *(ordered, jobs_at, totals),
             tasks=1,
@@ -74,7 +83,7 @@ class Planner:
         threads = min(thread_count(), found)
         places = max(64, 1 << (busiest + (busiest >> 1)).bit_length())
         launch(
-            simple_kernel("recgrad.embedding.local.plan", "plan_tasks"),
+            simple_kernel(plan_tasks),
             *(found, work.address("places", threads * places, np.int32), places),
             *(work.address("numbers", threads * busiest, np.int32), busiest),
             *(jobs_at, ordered, self._matrix, rows, slots, ends, gradients, coefficients, cuts, task_jobs),

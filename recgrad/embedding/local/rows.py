@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from recgrad.embedding.local import simd
 from recgrad.embedding.local.initializer import draw, element, row_stream
 from recgrad.embedding.local.layout import FIRST_COLUMN, FIRST_ROW, INIT, KEY, KIND
-from recgrad.embedding.local.simd import BF16, F16, F32, bits
+from recgrad.kernels import simd
+from recgrad.kernels.simd import BF16, F16, F32, bits
 
 _NEGATIVE_ZERO = np.int32(-2147483648)
 _NEGATIVE_ZERO_16 = np.int16(-32768)

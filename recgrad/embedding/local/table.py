@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 
 from recgrad.embedding.check import check_rows, check_states, check_weights
-from recgrad.embedding.local.compile import simple_kernel
 from recgrad.embedding.local.headings import line_width, pack, unpack
 from recgrad.embedding.local.index import ENTRY_BYTES, MAX_LOAD, MAX_ROWS
 from recgrad.embedding.local.initializer import parse_init_fn, table_key
@@ -34,9 +33,11 @@ from recgrad.embedding.local.layout import (
     WEIGHTS,
 )
 from recgrad.embedding.local.memory import Region
-from recgrad.embedding.local.parallel import launch
-from recgrad.embedding.local.simd import BF16, F16, F32
+from recgrad.embedding.local.transfer import assign_task, catch_up_task, initial_task, settle_task
 from recgrad.embedding.spec import Shard, TableSpec
+from recgrad.kernels.compile import simple_kernel
+from recgrad.kernels.parallel import launch
+from recgrad.kernels.simd import BF16, F16, F32
 from recgrad.optim.sparse.history import HEADING, MISSED, SQUARE, STEP, STORED, History, saved_widths
 
 PLAIN_BYTES = 64 << 20  # AUTO: tables of at most this size are plain
@@ -198,7 +199,7 @@ class Table:
     def _settle(self) -> None:
         """Move the rest of the old index."""
         if self._old is not None:
-            launch(simple_kernel("recgrad.embedding.local.transfer", "settle_task"), self.numbers, tasks=1)
+            launch(simple_kernel(settle_task), self.numbers, tasks=1)
             self._drop_old()
 
     def _drop_old(self) -> None:
@@ -258,7 +259,7 @@ class Table:
         self.make_room(len(rows))
         slots = np.empty_like(rows)
         launch(
-            simple_kernel("recgrad.embedding.local.transfer", "assign_task"),
+            simple_kernel(assign_task),
             self.numbers,
             rows,
             slots,
@@ -290,7 +291,7 @@ class Table:
         weights = self._read_stored(slots)
         if self.history is not None:
             slots = np.ascontiguousarray(slots, dtype=np.int64)
-            kernel = simple_kernel("recgrad.embedding.local.transfer", "catch_up_task")
+            kernel = simple_kernel(catch_up_task)
             launch(kernel, self.numbers, slots, len(slots), weights, self.spec.dim, tasks=1)
         return weights
 
@@ -337,7 +338,7 @@ class Table:
         rows = np.ascontiguousarray(rows, dtype=np.int64)
         values = np.empty((len(rows), self.spec.dim), np.float32)
         launch(
-            simple_kernel("recgrad.embedding.local.transfer", "initial_task"),
+            simple_kernel(initial_task),
             self.numbers,
             self.parameters,
             rows,

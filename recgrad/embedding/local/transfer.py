@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
-from recgrad.embedding.local import simd
 from recgrad.embedding.local.catch_up import read_moved
 from recgrad.embedding.local.index import find_or_add, move
 from recgrad.embedding.local.layout import OLD_BITS, STRIDE, WEIGHTS
-from recgrad.embedding.local.parallel import FIRST
 from recgrad.embedding.local.rows import generate
+from recgrad.kernels import simd
+from recgrad.kernels.parallel import FIRST
 
 
 @njit(nogil=True)

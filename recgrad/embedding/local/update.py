@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
+from numba import carray, njit, types
 
-from recgrad.embedding.local import simd
 from recgrad.embedding.local.catch_up import (
     catch_up,
     entry_of,
@@ -34,7 +33,6 @@ from recgrad.embedding.local.layout import (
     TABLE_COLUMNS,
     WEIGHTS,
 )
-from recgrad.embedding.local.parallel import FIRST, TASK
 from recgrad.embedding.local.plan import (
     JOB_COLUMNS,
     JOB_ROWS,
@@ -52,7 +50,9 @@ from recgrad.embedding.local.rows import (
     untouched,
     write,
 )
-from recgrad.embedding.local.simd import field, load1, load_i64
+from recgrad.kernels import simd
+from recgrad.kernels.parallel import FIRST, TASK
+from recgrad.kernels.simd import field, load1, load_i64
 
 GRADIENT_AHEAD = 16  # occurrences between asking for a gradient and reading it
 STAGED_FLOATS = 1024
@@ -171,6 +171,10 @@ def _sum_rows(a: int, job: int, first: int, rows: int, out: int, fetch: bool) ->
             sum_scaled_gradients(gradients, coefficients, limit, begin, end, dim, out)
         out += 4 * dim
         begin = end
+
+
+# `stage` and `unstage` are the same for all rules: compiled apart, so that a rule compiles fast.
+STAGE_SIGNATURE = types.void(*[types.int64] * 7)
 
 
 @njit(nogil=True)

@@ -15,12 +15,11 @@ import numpy.typing as npt
 import torch
 from numba import types
 
-from recgrad.threads import run_on_threads
+from recgrad.kernels.threads import run_on_threads
 
 Argument = int | npt.NDArray[Any]
 
 SIGNATURE = types.void(types.CPointer(types.int64))
-STAGE_SIGNATURE = types.void(*[types.int64] * 7)
 TASK, THREAD, FIRST = 0, 1, 2  # the two counters, and where a kernel's arguments begin
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recgrad.flushing import flushing_caller
+from recgrad.kernels.flushing import flushing_caller
 
 
 def run_on_threads(kernel: Any, address: int, tasks: int) -> None:

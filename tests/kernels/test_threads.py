@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from recgrad import threads
 from recgrad.embedding.local.engine import Ids, LocalEngine
 from recgrad.embedding.spec import LookupSpec, TableSpec
+from recgrad.kernels import threads
 from recgrad.optim.sparse import Adagrad
 
 

@@ -1,4 +1,4 @@
-"""The kernels of the local engine as C functions, compiled once per user and machine."""
+"""Kernels as C functions, compiled once per user and machine."""
 
 from __future__ import annotations
 
@@ -7,30 +7,21 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import numba
 
-from recgrad.embedding.local.parallel import SIGNATURE, STAGE_SIGNATURE
 from recgrad.kernels import cached_cfunc, is_kept
+from recgrad.kernels.parallel import SIGNATURE
 
 _log = logging.getLogger("recgrad.embedding")
 _NOTICEABLE_SECONDS = 0.8
 
 
 @cache
-def simple_kernel(module: str, function: str) -> Any:
-    """A function of this package that draws tasks, as a C function."""
-    return _kernel(SIGNATURE, getattr(import_module(module), function).py_func, function)
-
-
-@cache
-def stage_function(function: str) -> Any:
-    """`stage` or `unstage` of the update as a C function: compiled apart, so that a rule compiles fast."""
-    from recgrad.embedding.local import update
-
-    return _kernel(STAGE_SIGNATURE, getattr(update, function).py_func, function)
+def simple_kernel(function: Any, signature: Any = SIGNATURE) -> Any:
+    """An njit function of this package, most of all one that draws tasks, as a C function."""
+    return _kernel(signature, function.py_func, function.py_func.__name__)
 
 
 def rule_kernel(signature: Any, make: Callable[[Any], Callable[..., Any]], rule: Callable[..., Any]) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from recgrad.nn.kernels.simd import (
+from recgrad.kernels.simd16 import (
     LANES,
     LINE,
     add,

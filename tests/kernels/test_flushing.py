@@ -11,11 +11,10 @@ import pytest
 import torch
 from numba import carray, cfunc, types
 
-from recgrad import threads
-from recgrad.embedding.local import simd
 from recgrad.embedding.local.engine import Ids, LocalEngine
 from recgrad.embedding.spec import LookupSpec, TableSpec
-from recgrad.flushing import PROCESSORS
+from recgrad.kernels import simd, threads
+from recgrad.kernels.flushing import PROCESSORS
 from recgrad.optim.sparse import Adagrad
 from recgrad.training.runtime import flushes_subnormals, subnormals_flushed
 

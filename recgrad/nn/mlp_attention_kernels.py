@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit, types
 
 from recgrad.kernels import cached_cfunc
-from recgrad.nn.kernels.simd import (
+from recgrad.kernels.simd16 import (
     LANES,
     LINE,
     draw,
@@ -33,7 +33,7 @@ from recgrad.nn.kernels.simd import (
     total,
     zeros,
 )
-from recgrad.nn.kernels.tiles import (
+from recgrad.kernels.tiles import (
     SLACK,
     TILE,
     add_products,

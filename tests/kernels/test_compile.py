@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from numba import njit, types
 
-from recgrad.embedding.local import compile as kernels
+from recgrad.kernels import compile as kernels
 
 SIGNATURE = types.float64(types.float64)
 
