@@ -1,8 +1,9 @@
 """The base class of models, also of one's own.
 
 ```
-Batch ─▶ engine ─▶ groups.gather ─▶ ╔ groups ─▶ variational dropout ─▶ predict ╗ ─▶ {"logits": …}
-         sparse half                ╚ dense half: `compile` compiles this part ╝
+Batch ─▶ engine ─▶ groups.gather ─▶ Parts ─▶ ╔ groups ─▶ variational dropout ─▶ Inputs ─▶ predict ╗
+         sparse half                         ╚ dense half: `compile` compiles this part           ╝
+                                                                        {"logits": …} ◀───────────┘
 ```
 """
 
@@ -21,13 +22,14 @@ from recgrad.data.features.spec import FeatureSpec
 from recgrad.errors import ConfigError
 from recgrad.models.feature_groups import FeatureGroups
 from recgrad.models.group_plan import FeatureGroup
+from recgrad.models.inputs import Inputs, Parts
 from recgrad.models.tasks import TaskSpec
 from recgrad.nn.variational_dropout import VariationalDropout
 from recgrad.registry import Registry
 
 logger = logging.getLogger(__name__)
 
-DenseHalf = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+DenseHalf = Callable[[Parts], dict[str, Tensor]]
 
 
 class Model(nn.Module):
@@ -104,8 +106,8 @@ class Model(nn.Module):
         """Make the layers."""
         raise NotImplementedError
 
-    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The logits of each task, from the groups' inputs (see `FeatureGroups.forward`)."""
+    def predict(self, inputs: Inputs) -> dict[str, Tensor]:
+        """The logits of each task, from the groups' inputs."""
         raise NotImplementedError
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -129,20 +131,20 @@ class Model(nn.Module):
         """Let go of ids that were sent ahead and that no forward pass will take, on all ranks."""
         self.groups.ids.drop_sent()
 
-    def dense_half(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def dense_half(self, parts: Parts) -> dict[str, Tensor]:
         """All that follows the embedding lookup: a function of tensors alone."""
         inputs, penalty = self.dropped(self.groups(parts))
         outputs = self.predict(inputs)
         return outputs if penalty is None else {**outputs, "regularization": penalty}
 
-    def dropped(self, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
+    def dropped(self, inputs: Inputs) -> tuple[Inputs, Tensor | None]:
         """The inputs after variational dropout, and its penalty."""
-        penalty = None
+        rows, penalty = dict(inputs.rows), None
         for group, dropout in self.variational.items():
-            if group in inputs:
-                inputs[group], own = dropout(inputs[group])
+            if group in rows:
+                rows[group], own = dropout(rows[group])
                 penalty = own if penalty is None else penalty + own
-        return inputs, penalty
+        return Inputs(rows, inputs.sequences), penalty
 
     def head(self, logits: Tensor, task: TaskSpec | None = None) -> dict[str, Tensor]:
         """Logits [rows, num_logits] as the output of a task: [rows] where it has one logit."""

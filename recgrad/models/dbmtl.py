@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, only_group
+from recgrad.models.inputs import Inputs
 from recgrad.models.multi_task import MultiTask
 from recgrad.nn.mask import MaskNet
 from recgrad.nn.mlp import MLP
@@ -101,7 +102,7 @@ class DBMTL(MultiTask):
             )
         self.towers = nn.ModuleList(made[i] for i in range(len(names)))
 
-    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits of each task."""
         x = inputs[self.group]
         x = self.bottom(x if self.mask_net is None else self.mask_net(x))

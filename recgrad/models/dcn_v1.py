@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, Model, only_group
+from recgrad.models.inputs import Inputs
 from recgrad.nn.cross import Cross
 from recgrad.nn.mlp import MLP
 
@@ -43,7 +44,7 @@ class DCNV1(Model):
         self.final = MLP(width + self.deep.out_features, **final)
         self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
 
-    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""
         x = inputs[self.group]
         return self.head(self.output(self.final(torch.cat([self.cross(x), self.deep(x)], dim=1))))

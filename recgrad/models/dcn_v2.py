@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, Model, only_group
+from recgrad.models.inputs import Inputs
 from recgrad.nn.cross import CrossV2
 from recgrad.nn.mlp import MLP
 
@@ -53,7 +54,7 @@ class DCNV2(Model):
         self.final = MLP(self.cross.out_features + beside, **final)
         self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
 
-    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""
         x = inputs[self.group]
         crossed = self.cross(self.backbone(x))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, Model
+from recgrad.models.inputs import Inputs
 from recgrad.nn.fm import factorization_machine, split_fields
 from recgrad.nn.mlp import MLP
 
@@ -51,7 +52,7 @@ class DeepFM(Model):
         self.final = MLP(width, **(final or {}))
         self.output = nn.Linear(self.final.out_features, classes)
 
-    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""
         wide = inputs["wide"].sum(1, keepdim=True)
         fm = factorization_machine(split_fields(inputs[self.fm_group], self.fm_dim))

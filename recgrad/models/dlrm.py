@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, Model
+from recgrad.models.inputs import Inputs
 from recgrad.nn.fm import split_fields
 from recgrad.nn.interaction import DotInteraction
 from recgrad.nn.mlp import MLP
@@ -48,7 +49,7 @@ class FieldModel(Model):
             )
         self.fields = self.sparse_fields + (self.dense_mlp is not None)
 
-    def split(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    def split(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """All fields [rows, fields, dim], the dense one first, and the dense one alone."""
         fields = split_fields(inputs[self.sparse_group], self.dim)
         if self.dense_mlp is None:
@@ -83,7 +84,7 @@ class DLRM(FieldModel):
         self.final = MLP(width, **final)
         self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
 
-    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""
         fields, dense = self.split(inputs)
         columns = [self.interaction(fields)]

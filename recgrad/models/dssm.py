@@ -16,6 +16,7 @@ Column 0 is the row's own item. Negatives are the batch's sampled items, or with
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -25,11 +26,10 @@ from torch.nn import functional as F
 from recgrad.data.batch import Batch
 from recgrad.errors import DataError
 from recgrad.models.base import MODELS, Model
+from recgrad.models.inputs import Parts
 from recgrad.nn.mlp import MLP
 
 SIMILARITIES = ("COSINE", "INNER_PRODUCT", "EUCLID")
-_SAMPLED = "negatives:"
-"""Before the names of the parts of sampled items, which go through `dense_half` beside the rows'."""
 
 
 class Tower(nn.Sequential):
@@ -104,23 +104,21 @@ class DSSM(Model):
         parts = self.groups.gather(batch, self.engine, [self.user_group, self.item_group])
         if batch.negatives is not None and not self.in_batch_negative:
             negatives = self.groups.gather(batch.negatives, self.engine, [self.item_group])
-            parts.update({f"{_SAMPLED}{key}": value for key, value in negatives.items()})
+            parts = replace(parts, negatives=negatives)
         elif batch.negatives is not None:
             raise DataError(
                 "dssm: the batch has sampled negatives but in_batch_negative is true; remove one of the two"
             )
         return self._dense_half(parts)
 
-    def dense_half(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def dense_half(self, parts: Parts) -> dict[str, Tensor]:
         """Both towers and the similarities."""
-        own = {key: part for key, part in parts.items() if not key.startswith(_SAMPLED)}
-        sampled = {key.removeprefix(_SAMPLED): parts[key] for key in parts if key.startswith(_SAMPLED)}
-        inputs, penalty = self.dropped(self.groups(own))
+        inputs, penalty = self.dropped(self.groups(parts))
         items = inputs[self.item_group]
         rows = items.shape[0]
-        if sampled:
+        if parts.negatives is not None:
             # One pass of the tower over both, so that batch norm sees what it will see when serving items.
-            more, _ = self.dropped(self.groups(sampled))
+            more, _ = self.dropped(self.groups(parts.negatives))
             items = torch.cat([items, more[self.item_group]])
         users = self._normed(self.user_tower(inputs[self.user_group]))
         items = self._normed(self.item_tower(items))

@@ -1,11 +1,12 @@
 """From a batch to the inputs of a model, group by group.
 
 ```
-Batch ──▶ engine (one call) ──▶ gather: slices, no arithmetic ──▶ forward: dense embeddings,
-                                                                  sequence encoders, one cat a group
+Batch ──▶ engine (one call) ──▶ gather: slices, no arithmetic ──▶ Parts ──▶ forward: dense embeddings,
+                                                                  pooling, sequence encoders,
+                                                                  one cat a group ──▶ Inputs
 ```
 `gather` handles the batch's bookkeeping; `forward` is a function of tensors alone, so that it
-can be compiled together with the model.
+can be compiled, or exported, together with the model.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from recgrad.models.dense_embeddings import DenseEmbeddings
 from recgrad.models.group_plan import (
     EncoderSpec,
     FeatureGroup,
-    PositionFields,
     RowFields,
     SequencePlan,
     plan_groups,
 )
+from recgrad.models.inputs import Inputs, Parts, PositionParts, RowParts, SequenceInput, SequenceParts
 from recgrad.nn.encoders.base import SequenceEncoder, build_encoder
 from recgrad.nn.jagged import Segments, segment_mean, segment_sum
 
@@ -145,67 +146,63 @@ class FeatureGroups(nn.Module):
         assert isinstance(modules, nn.ModuleList)
         return list(zip(self.plan.encoders[group], modules, strict=True))  # type: ignore[arg-type]
 
-    def gather(
-        self, batch: Batch, engine: nn.Module | None, groups: Sequence[str] | None = None
-    ) -> dict[str, Tensor]:
+    def gather(self, batch: Batch, engine: nn.Module | None, groups: Sequence[str] | None = None) -> Parts:
         """The parts of every group (or of `groups`), as slices of the batch and of the engine's output.
 
         They are where this module is; the batch and its ids are on the host.
         """
         wanted = self.plan.rows if groups is None else [g for g in groups if g in self.plan.rows]
         inputs = {encoder.input for group in wanted for encoder in self.plan.encoders[group]}
-        sequences = [s for s in self.plan.sequences if groups is None or s in inputs or s in groups]
-        for name in sequences:
+        names = [s for s in self.plan.sequences if groups is None or s in inputs or s in groups]
+        for name in names:
             self._check_lengths(name, self.plan.sequences[name].sequence.features, batch)
         embedded = None if engine is None else self.ids.look_up(batch, engine, self.device)
         batch = batch.with_inputs_on(self.device)
         rows = {group: self.plan.rows[group] for group in wanted}
-        rows |= {f"{name}.query": self.plan.sequences[name].query for name in sequences}
-        parts: dict[str, Tensor] = {}
-        for name, fields in rows.items():
-            self._gather_rows(name, fields, batch, embedded, parts)
-        for name in sequences:
-            self._gather_positions(name, self.plan.sequences[name].sequence, batch, embedded, parts)
-            parts.setdefault("rows", batch.dense.values.new_empty(batch.size, 0))
-        numbers = {name for fields in rows.values() for name in fields.embedded}
-        for i, values in self.dense_embeddings.gather(batch.dense, numbers, self._columns).items():
-            parts[f"block{i}"] = values
-        return parts
+        sequences = {name: self.plan.sequences[name] for name in names}
+        numbers = {
+            name
+            for fields in (*rows.values(), *(plan.query for plan in sequences.values()))
+            for name in fields.embedded
+        }
+        return Parts(
+            {name: self._gather_rows(fields, batch, embedded) for name, fields in rows.items()},
+            {name: self._gather_sequence(plan, batch, embedded) for name, plan in sequences.items()},
+            self.dense_embeddings.gather(batch.dense, numbers, self._columns),
+        )
 
-    def _gather_rows(
-        self,
-        name: str,
-        fields: RowFields,
-        batch: Batch,
-        embedded: EmbeddedIds | None,
-        parts: dict[str, Tensor],
-    ) -> None:
-        if fields.raw:
-            parts[f"{name}/raw"] = self._columns.take(batch.dense, fields.raw)
+    def _gather_rows(self, fields: RowFields, batch: Batch, embedded: EmbeddedIds | None) -> RowParts:
+        lookups = None
         if fields.lookups:
             assert embedded is not None
-            parts[f"{name}/lookups"] = embedded.pooled(fields.lookups)
-        if fields.embedded:
-            # Says that the group is asked for: the module of its numbers may be there for another group.
-            parts[f"{name}/embedded"] = batch.dense.values.new_empty(0)
-        for source in fields.pooled:
-            parts[f"{name}/pooled/{source}"] = self._pool(source, batch, embedded)
+            lookups = embedded.pooled(fields.lookups)
+        return RowParts(
+            self._columns.take(batch.dense, fields.raw) if fields.raw else None,
+            lookups,
+            tuple(self._gather_pooled(source, batch, embedded) for source in fields.pooled),
+        )
 
-    def _gather_positions(
-        self,
-        name: str,
-        fields: PositionFields,
-        batch: Batch,
-        embedded: EmbeddedIds | None,
-        parts: dict[str, Tensor],
-    ) -> None:
+    def _gather_pooled(self, source: str, batch: Batch, embedded: EmbeddedIds | None) -> PositionParts:
+        spec = self._pooled_feature(source)
+        if spec.kind is Kind.SPARSE:
+            assert embedded is not None
+            values = embedded.sequence(source)
+        else:
+            values = batch.sequence_dense[spec.name].values
+        return PositionParts(values, self._lengths(batch, spec.name))
+
+    def _gather_sequence(
+        self, plan: SequencePlan, batch: Batch, embedded: EmbeddedIds | None
+    ) -> SequenceParts:
+        fields = plan.sequence
         columns = [] if embedded is None else [embedded.sequence(lookup) for lookup in fields.lookups]
         columns += [batch.sequence_dense[feature].values for feature in fields.raw]
-        for feature in fields.embedded:
-            parts[f"{name}/values/{feature}"] = batch.sequence_dense[feature].values
-        if columns:
-            parts[f"{name}/sequence"] = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
-        parts[f"{name}/lengths"] = self._lengths(batch, fields.features[0])
+        return SequenceParts(
+            self._gather_rows(plan.query, batch, embedded),
+            _joined(columns) if columns else None,
+            tuple(batch.sequence_dense[feature].values for feature in fields.embedded),
+            self._lengths(batch, fields.features[0]),
+        )
 
     def _check_lengths(self, name: str, features: Sequence[str], batch: Batch) -> None:
         """Refuse a row whose sequences in a group differ in length."""
@@ -229,64 +226,55 @@ class FeatureGroups(nn.Module):
             return batch.sequence_dense[feature].lengths
         return batch.sequence_lengths[self._sequence_of(feature)]
 
-    def _pool(self, source: str, batch: Batch, embedded: EmbeddedIds | None) -> Tensor:
+    def _pooled_feature(self, source: str) -> FeatureSpec:
+        """The sequence feature of a lookup, or of that name."""
+        return self.plan.features[source.partition("@")[0]]
+
+    def forward(self, parts: Parts) -> Inputs:
+        """The inputs of the groups that the parts are of."""
+        numbers = {i: self.dense_embeddings[i](values) for i, values in parts.numbers.items()}
+        sequences = {
+            name: self._sequence_input(self.plan.sequences[name], part, numbers)
+            for name, part in parts.sequences.items()
+        }
+        rows: dict[str, Tensor] = {}
+        for group, part in parts.rows.items():
+            columns = self._row_columns(self.plan.rows[group], part, numbers)
+            for spec, encoder in self._encoders(group):
+                given = sequences[spec.input]
+                columns.append(encoder(given.query, given.sequence, given.lengths))
+            rows[group] = _joined(columns)
+        return Inputs(rows, sequences)
+
+    def _sequence_input(
+        self, plan: SequencePlan, part: SequenceParts, numbers: Mapping[int, Tensor]
+    ) -> SequenceInput:
+        columns = [] if part.columns is None else [part.columns]
+        for feature, values in zip(plan.sequence.embedded, part.numbers, strict=True):
+            columns.append(self.dense_embeddings.embed_positions(feature, values))
+        sequence = _joined(columns)
+        query = self._row_columns(plan.query, part.query, numbers)
+        none = sequence.new_empty(part.lengths.shape[0], 0)
+        return SequenceInput(torch.cat(query, dim=1) if query else none, sequence, part.lengths)
+
+    def _row_columns(self, fields: RowFields, part: RowParts, numbers: Mapping[int, Tensor]) -> list[Tensor]:
+        """The fields of one vector a row."""
+        columns = [] if part.raw is None else [part.raw]
+        columns += [self.dense_embeddings.columns_of(feature, numbers) for feature in fields.embedded]
+        if part.lookups is not None:
+            columns.append(part.lookups)
+        pooled = zip(fields.pooled, part.pooled, strict=True)
+        return columns + [self._pool(source, positions) for source, positions in pooled]
+
+    def _pool(self, source: str, part: PositionParts) -> Tensor:
         """A sequence feature in a row group: its positions pooled as its ids are."""
-        feature = source.partition("@")[0]
-        spec = self.plan.features[feature]
-        if spec.kind is Kind.SPARSE:
-            assert embedded is not None
-            values = embedded.sequence(source)
-        else:
-            values = batch.sequence_dense[feature].values
-            if spec.dense_embedding is not None:
-                values = self.dense_embeddings.embed_positions(feature, values)
-        segments = Segments.from_lengths(self._lengths(batch, feature), values.shape[0])
+        spec, values = self._pooled_feature(source), part.values
+        if spec.dense_embedding is not None:
+            values = self.dense_embeddings.embed_positions(spec.name, values)
+        segments = Segments.from_lengths(part.lengths, values.shape[0])
         return segment_mean(values, segments) if spec.pooling == "mean" else segment_sum(values, segments)
 
-    def forward(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The inputs: `<group>` for DEEP and WIDE groups; `<group>.query` [rows, …],
-        `<group>.sequence` [positions, …] and `<group>.lengths` [rows] for sequence groups.
-        """
-        numbers = {
-            i: module(parts[f"block{i}"])
-            for i, module in enumerate(self.dense_embeddings)
-            if f"block{i}" in parts
-        }
-        inputs: dict[str, Tensor] = {}
-        for name, plan in self.plan.sequences.items():
-            if f"{name}/lengths" not in parts:
-                continue
-            query = self._columns_of(f"{name}.query", plan.query, parts, numbers)
-            inputs[f"{name}.query"] = torch.cat(query, dim=1) if query else parts["rows"]
-            sequence = [parts[f"{name}/sequence"]] if f"{name}/sequence" in parts else []
-            sequence += [
-                self.dense_embeddings.embed_positions(feature, parts[f"{name}/values/{feature}"])
-                for feature in plan.sequence.embedded
-            ]
-            inputs[f"{name}.sequence"] = sequence[0] if len(sequence) == 1 else torch.cat(sequence, dim=1)
-            inputs[f"{name}.lengths"] = parts[f"{name}/lengths"]
-        for group, fields in self.plan.rows.items():
-            columns = self._columns_of(group, fields, parts, numbers)
-            if group in self.encoders and f"{self.plan.encoders[group][0].input}.lengths" in inputs:
-                columns += self._encode(group, inputs)
-            if columns:
-                inputs[group] = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
-        return inputs
 
-    def _columns_of(
-        self, name: str, fields: RowFields, parts: Mapping[str, Tensor], numbers: Mapping[int, Tensor]
-    ) -> list[Tensor]:
-        """The fields of one vector a row; none of a group that was not asked for."""
-        columns = [parts[f"{name}/raw"]] if f"{name}/raw" in parts else []
-        if f"{name}/embedded" in parts:
-            columns += [self.dense_embeddings.columns_of(feature, numbers) for feature in fields.embedded]
-        if f"{name}/lookups" in parts:
-            columns.append(parts[f"{name}/lookups"])
-        pooled = [f"{name}/pooled/{source}" for source in fields.pooled]
-        return columns + [parts[key] for key in pooled if key in parts]
-
-    def _encode(self, group: str, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        return [
-            encoder(*(inputs[f"{spec.input}.{part}"] for part in ("query", "sequence", "lengths")))
-            for spec, encoder in self._encoders(group)
-        ]
+def _joined(columns: Sequence[Tensor]) -> Tensor:
+    """Columns side by side; a single one as it is."""
+    return columns[0] if len(columns) == 1 else torch.cat(list(columns), dim=1)

@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, Model, only_group
+from recgrad.models.inputs import Inputs
 from recgrad.nn.mask import MaskNet as MaskBlocks
 
 
@@ -37,6 +38,6 @@ class MaskNet(Model):
         self.blocks = MaskBlocks(self.groups.dim(self.group), **mask_net_module)
         self.output = nn.Linear(self.blocks.out_features, self.tasks[0].num_logits)
 
-    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""
         return self.head(self.output(self.blocks(inputs[self.group])))

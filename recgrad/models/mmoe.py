@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from recgrad.models.base import MODELS, only_group
+from recgrad.models.inputs import Inputs
 from recgrad.models.multi_task import MultiTask
 from recgrad.nn.moe import MMoE as Mixture
 
@@ -48,6 +49,6 @@ class MMoE(MultiTask):
         self.mixture = Mixture(self.groups.dim(self.group), expert_mlp, num_expert, tasks, gate_mlp)
         self.build_towers(towers, [self.mixture.out_features] * tasks)
 
-    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits of each task."""
         return self.outputs(self.mixture(inputs[self.group]).unbind(1))

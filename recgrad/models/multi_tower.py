@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, Model
+from recgrad.models.inputs import Inputs
 from recgrad.nn.mlp import MLP
 
 
@@ -52,10 +53,10 @@ class MultiTower(Model):
         self.final = MLP(width, **final)
         self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
 
-    def tower_outputs(self, inputs: dict[str, Tensor]) -> list[Tensor]:
+    def tower_outputs(self, inputs: Inputs) -> list[Tensor]:
         """The output of each tower."""
         return [mlp(inputs[name]) for name, mlp in zip(self.inputs, self.tower_mlps, strict=True)]
 
-    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""
         return self.head(self.output(self.final(torch.cat(self.tower_outputs(inputs), dim=1))))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS
+from recgrad.models.inputs import Inputs
 from recgrad.models.multi_tower import MultiTower
 from recgrad.nn.encoders.din import DINEncoder
 
@@ -56,11 +57,10 @@ class MultiTowerDIN(MultiTower):
         )
         self.build_towers(towers, final, sum(self.groups.sequence_dim(name) for name in self.din_inputs))
 
-    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""
         outputs = self.tower_outputs(inputs)
         for name, din in zip(self.din_inputs, self.dins, strict=True):
-            outputs.append(
-                din(inputs[f"{name}.query"], inputs[f"{name}.sequence"], inputs[f"{name}.lengths"])
-            )
+            given = inputs.sequences[name]
+            outputs.append(din(given.query, given.sequence, given.lengths))
         return self.head(self.output(self.final(torch.cat(outputs, dim=1))))

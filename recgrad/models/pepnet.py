@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from recgrad.data.batch import Batch
 from recgrad.errors import ConfigError, DataError
 from recgrad.models.base import MODELS
+from recgrad.models.inputs import Inputs
 from recgrad.models.multi_task import MultiTask, TaskTower
 from recgrad.nn.gate import EmbeddingGate, GatedMLP
 
@@ -113,7 +114,7 @@ class PEPNet(MultiTask):
             outputs[task.logits] = every[rows, domain]
         return outputs
 
-    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits of each task, or of each task in each domain."""
         x = inputs["all"] if self.epnet is None else self.epnet(inputs["all"], inputs["domain"])
         if self.ppnets is None:

@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, only_group
+from recgrad.models.inputs import Inputs
 from recgrad.models.multi_task import MultiTask
 from recgrad.nn.moe import ExtractionLayer
 
@@ -59,7 +60,7 @@ class PLE(MultiTask):
             shared = layer.out_features if layer.shared_gate is not None else shared
         self.build_towers(towers, widths)
 
-    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits of each task."""
         shared = inputs[self.group]
         tasks = [shared] * len(self.tasks)

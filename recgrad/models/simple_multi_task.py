@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from recgrad.models.base import MODELS, only_group
+from recgrad.models.inputs import Inputs
 from recgrad.models.multi_task import MultiTask
 
 
@@ -33,6 +34,6 @@ class SimpleMultiTask(MultiTask):
         self.group = only_group(self)
         self.build_towers(towers, [self.groups.dim(self.group)] * len(self.tasks))
 
-    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits of each task."""
         return self.outputs([inputs[self.group]] * len(self.tasks))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, Model
+from recgrad.models.inputs import Inputs
 from recgrad.nn.mlp import MLP
 
 
@@ -47,7 +48,7 @@ class WideAndDeep(Model):
         self.final = MLP(width, **(final or {}))
         self.output = nn.Linear(self.final.out_features, classes)
 
-    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""
         wide = inputs["wide"].sum(1, keepdim=True)
         deep = self.deep(inputs["deep"])

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from recgrad.models.base import MODELS
 from recgrad.models.dlrm import FieldModel
+from recgrad.models.inputs import Inputs
 from recgrad.nn.mlp import MLP
 from recgrad.nn.wukong import WuKongLayer
 
@@ -54,7 +55,7 @@ class WuKong(FieldModel):
         self.final = MLP(fields * self.dim, **final)
         self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
 
-    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""
         fields, _ = self.split(inputs)
         return self.head(self.output(self.final(self.layers(fields).flatten(1))))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, Model
+from recgrad.models.inputs import Inputs
 from recgrad.nn.cin import CIN
 from recgrad.nn.fm import split_fields
 from recgrad.nn.mlp import MLP
@@ -43,7 +44,7 @@ class XDeepFM(Model):
         self.final = MLP(self.cin.out_features + self.deep.out_features, **final)
         self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
 
-    def predict(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""
         products = self.cin(split_fields(inputs["wide"], self.dim))
         return self.head(self.output(self.final(torch.cat([products, self.deep(inputs["deep"])], dim=1))))

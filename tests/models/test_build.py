@@ -170,7 +170,7 @@ def test_variational_dropout(build, batch, config_of):
     model.eval()
     keep = 1 - torch.sigmoid(model.variational["deep"].theta)
     inputs = model.groups(model.groups.gather(batch, model.engine))
-    kept, _ = model.dropped(dict(inputs))
+    kept, _ = model.dropped(inputs)
     widths = torch.tensor(list(model.groups.widths("deep").values()))
     torch.testing.assert_close(kept["deep"], inputs["deep"] * keep.repeat_interleave(widths))
 

@@ -168,3 +168,20 @@ def test_features_without_ids_need_no_engine(build, config_of, features, batch_o
     assert model.memory()["tables"] == 0
     numbers = [spec for spec in features if spec.kind is Kind.DENSE and not spec.sequence]
     assert model(batch_of(numbers, 3, double=True))["logits"].shape == (3,)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_dense_half_is_a_function_of_the_named_tensors_of_its_parts(name, build, batch):
+    """So that it can be compiled, or exported, apart from tables and batches."""
+    model = build(name).eval()
+    expected = model(batch)
+    parts = model.groups.gather(batch, model.engine)
+    tensors = {place: tensor.detach().clone() for place, tensor in parts.tensors().items()}
+    assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
+    outputs = model.dense_half(parts.replaced(tensors))
+    for key, value in outputs.items():
+        torch.testing.assert_close(value, expected[key])
+    other = {place: tensor * 2 if tensor.is_floating_point() else tensor for place, tensor in tensors.items()}
+    assert any(
+        not torch.equal(value, outputs[key]) for key, value in model.dense_half(parts.replaced(other)).items()
+    )

@@ -233,15 +233,15 @@ def test_sequence_groups_have_query_sequence_and_lengths(kind, specs, run):
     made, engine, batch, inputs = run([FeatureGroup("hist", names, kind)], features)
     assert (made.query_dim("hist"), made.sequence_dim("hist")) == (5, 9)
     query = torch.cat([batch.dense["x"], engine.tables["a"][batch.sparse["a"].values]], dim=1)
-    torch.testing.assert_close(inputs["hist.query"], query)
+    torch.testing.assert_close(inputs.sequences["hist"].query, query)
     (mlp,) = made.dense_embeddings
     sequence = [
         engine.tables["a"][batch.sequence_sparse["h__i"].values],
         batch.sequence_dense["h__p"].values,
         mlp(batch.sequence_dense["h__q"].values),
     ]
-    torch.testing.assert_close(inputs["hist.sequence"], torch.cat(sequence, dim=1))
-    assert torch.equal(inputs["hist.lengths"], batch.sequence_lengths["h__i"])
+    torch.testing.assert_close(inputs.sequences["hist"].sequence, torch.cat(sequence, dim=1))
+    assert torch.equal(inputs.sequences["hist"].lengths, batch.sequence_lengths["h__i"])
 
 
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
@@ -324,3 +324,26 @@ def test_dense_embeddings_refuse_what_they_cannot_embed(specs):
     flat = specs.dense("x", dense_embedding=MLPEmbedding())
     with pytest.raises(ConfigError, match="embedding_dim of at least 1"):
         FeatureGroups([FeatureGroup("deep", ["x"])], [flat])
+
+
+def test_parts_name_their_tensors_and_take_others(specs, batch_of):
+    features = [
+        specs.dense("x"),
+        specs.dense("u", embedding_dim=3, dense_embedding=MLPEmbedding()),
+        specs.dense("h__p", 2, sequence=True, sequence_name="h"),
+        specs.dense("k", sequence=True, embedding_dim=3, dense_embedding=MLPEmbedding()),
+    ]
+    groups = [FeatureGroup("deep", ["x", "u", "h__p"]), FeatureGroup("seq", ["k"], "SEQUENCE")]
+    made = FeatureGroups(groups, features).double()
+    parts = made.gather(batch_of(features, 5, double=True), None)
+    assert sorted(parts.tensors()) == [
+        "numbers.0",
+        "rows.deep.pooled.0.lengths",
+        "rows.deep.pooled.0.values",
+        "rows.deep.raw",
+        "sequences.seq.lengths",
+        "sequences.seq.numbers.0",
+    ]
+    twice = parts.replaced({**parts.tensors(), "rows.deep.raw": parts.tensors()["rows.deep.raw"] * 2})
+    torch.testing.assert_close(made(twice)["deep"][:, :1], made(parts)["deep"][:, :1] * 2)
+    torch.testing.assert_close(made(twice)["deep"][:, 1:], made(parts)["deep"][:, 1:])
