@@ -1,4 +1,4 @@
-"""Kernels as C functions, compiled once per user and machine."""
+"""Kernels as C functions, compiled once per user and machine, when they are first needed."""
 
 from __future__ import annotations
 
@@ -11,40 +11,33 @@ from typing import Any
 
 import numba
 
-from recgrad.kernels import cached_cfunc, is_kept
+from recgrad.kernels.cache import cached_cfunc, is_kept
 from recgrad.kernels.parallel import SIGNATURE
 
-_log = logging.getLogger("recgrad.embedding")
+_log = logging.getLogger("recgrad.kernels")
 _NOTICEABLE_SECONDS = 0.8
 
 
 @cache
-def simple_kernel(function: Any, signature: Any = SIGNATURE) -> Any:
-    """An njit function of this package, most of all one that draws tasks, as a C function."""
+def compiled(function: Any, signature: Any = SIGNATURE) -> Any:
+    """An njit function of this package as a C function, which `launch` takes or other kernels call."""
     return _kernel(signature, function.py_func, function.py_func.__name__)
 
 
-def rule_kernel(signature: Any, make: Callable[[Any], Callable[..., Any]], rule: Callable[..., Any]) -> Any:
-    """A kernel with an optimizer's rule compiled into it.
+@cache
+def compiled_with(make: Callable[[Any], Callable[..., Any]], inner: Any, signature: Any = SIGNATURE) -> Any:
+    """A kernel with a function of others compiled into it, such as an optimizer's rule.
 
     Args:
-        signature: of the kernel.
-        make: gives the function to compile, which calls the rule that it is given.
-        rule: an njit function at the top level of an importable file, or a method or local
+        make: gives the function to compile, which calls the one that it is given.
+        inner: an njit function at the top level of an importable file, or a method or local
             function, which is then compiled again in each process.
+        signature: of the kernel.
     """
-    known = _RULES.get(id(rule))
-    if known is not None and known[0] is rule:
-        return known[1]
-    function = getattr(rule, "py_func", rule)
+    function = getattr(inner, "py_func", inner)
     module, name = function.__module__, function.__qualname__
-    kept = getattr(sys.modules.get(module), name, None) is rule and module != "__main__"
-    kernel = _kernel(signature, make(rule), f"{module.rpartition('.')[2]}_{name}", keep=kept)
-    _RULES[id(rule)] = (rule, kernel)
-    return kernel
-
-
-_RULES: dict[int, tuple[Any, Any]] = {}
+    kept = getattr(sys.modules.get(module), name, None) is inner and module != "__main__"
+    return _kernel(signature, make(inner), f"{module.rpartition('.')[2]}_{name}", keep=kept)
 
 
 def _kernel(signature: Any, function: Callable[..., Any], name: str, *, keep: bool = True) -> Any:

@@ -1,9 +1,17 @@
 """How kernels are called, and how they share out their tasks.
 
-A kernel is a C function of one pointer: to an int64 array whose first two numbers are
+A kernel is a C function of one address: of a block of int64 whose first two numbers are
 counters and whose rest are its arguments. Every thread calls the same function and draws
 task numbers from the counters, so a kernel does not know how many threads it has and its
 result cannot depend on that.
+
+    block   0       1         2 …
+          ┌───────┬─────────┬────────────────────────────────────────┐
+          │ tasks │ threads │ sizes, and addresses of arrays         │
+          │ drawn │ arrived │ (a kernel's file names each by number) │
+          └───────┴─────────┴────────────────────────────────────────┘
+
+A thread's number is for scratch memory of its own, and for nothing that shows in a result.
 """
 
 from __future__ import annotations
@@ -13,14 +21,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from numba import types
+from numba import njit, types
 
+from recgrad.kernels.simd import fetch_add
 from recgrad.kernels.threads import run_on_threads
 
-Argument = int | npt.NDArray[Any]
+Array = npt.NDArray[Any]
 
-SIGNATURE = types.void(types.CPointer(types.int64))
-TASK, THREAD, FIRST = 0, 1, 2  # the two counters, and where a kernel's arguments begin
+SIGNATURE = types.void(types.int64)
+_TASK, _THREAD = 0, 8  # bytes from the start of a block to the two counters
+FIRST = 2  # where a kernel's arguments begin
+
+
+@njit(nogil=True)
+def next_task(a: int) -> int:
+    """The number of a task that no thread has had; the kernel stops when it is past the last."""
+    return fetch_add(a + _TASK, 1)
+
+
+@njit(nogil=True)
+def thread_number(a: int) -> int:
+    """The number of the thread that calls, from 0 on: to be asked for once per call of the kernel."""
+    return fetch_add(a + _THREAD, 1)
 
 
 def thread_count() -> int:
@@ -28,7 +50,7 @@ def thread_count() -> int:
     return torch.get_num_threads()
 
 
-def launch(kernel: Any, *arguments: Argument, tasks: int) -> None:
+def launch(kernel: Any, *arguments: int | Array, tasks: int) -> None:
     """Run a kernel with these arguments; returns when all of its tasks are done.
 
     Args:
@@ -37,6 +59,10 @@ def launch(kernel: Any, *arguments: Argument, tasks: int) -> None:
         tasks: how many tasks there are; no more threads than that are woken.
     """
     values = [a if isinstance(a, int) else a.__array_interface__["data"][0] for a in arguments]
-    packed = np.array([0, 0, *values], np.int64)
-    address = packed.__array_interface__["data"][0]
-    run_on_threads(kernel, address, tasks)
+    launch_block(kernel, np.array([0, 0, *values], np.int64), tasks)
+
+
+def launch_block(kernel: Any, block: Array, tasks: int) -> None:
+    """As `launch`, with arguments that were laid out before: int64, from FIRST on."""
+    block[:FIRST] = 0
+    run_on_threads(kernel, block.__array_interface__["data"][0], tasks)

@@ -1,8 +1,18 @@
-"""Vectors of floats, raw addresses and prefetch inside numba kernels.
+"""Vectors of float32, raw addresses and prefetch inside numba kernels.
 
-LLVM turns short loops over one embedding row into scalar code, because numba arrays may
-overlap; these few intrinsics say plainly what is meant. Addresses are int64, as
-`array.ctypes.data` gives them, so that one kernel reaches any number of tables.
+LLVM turns short loops over one embedding row into scalar code and keeps no tile of a product in
+registers, because numba's arrays may overlap; these intrinsics say plainly what is meant. Addresses
+are int64, so that one kernel reaches any number of arrays; nothing checks them. A machine whose
+registers are narrower than a vector uses several.
+
+The width of a vector is its type: numba compiles a function once for each width that it is called
+with. So code for any width is written once, over `like`, a vector or a float32 that says how many:
+
+    def add_rows(like, a, b, out):
+        store(out, add(load(like, a), load(like, b)))
+
+    add_rows(zeros16(), a, b, out)  # sixteen floats
+    add_rows(np.float32(0), a, b, out)  # one
 """
 
 from __future__ import annotations
@@ -15,9 +25,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 F32, F16, BF16 = 0, 1, 2  # storage kinds, as kernels know them
+LANES = 16  # of the widest vector
+LINE = 4 * LANES  # its bytes, and those of a line of the cache
 
-_FLOAT = ir.FloatType()
-_HALF = ir.HalfType()
+_FLOAT, _HALF, _DOUBLE = ir.FloatType(), ir.HalfType(), ir.DoubleType()
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 
 
@@ -35,108 +46,113 @@ class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(manager, kind, ir.VectorType(_FLOAT, kind.width))
 
 
-def _ir(width: int, element: Any) -> Any:
-    return element if width == 1 else ir.VectorType(element, width)
+def _is_float32(kind: Any) -> bool:
+    """Whether a type is a vector or a float32. A float64 would be written over its neighbour."""
+    return isinstance(kind, Vector) or kind == types.float32
+
+
+def _ir(kind: Any, element: Any) -> Any:
+    """LLVM's type for as many elements as a vector or a float32 has."""
+    return ir.VectorType(element, kind.width) if isinstance(kind, Vector) else element
 
 
 def _pointer(builder: Any, address: Any, target: Any) -> Any:
     return builder.inttoptr(address, target.as_pointer())
 
 
-def _loader(width: int, kind: int) -> Any:
-    """An intrinsic address → `width` float32, read from storage of `kind`, without alignment."""
-    result = types.float32 if width == 1 else Vector(width)
+def _spread(b: Any, value: Any, width: int) -> Any:
+    """A vector of one number."""
+    undefined = ir.Constant(ir.VectorType(value.type, width), ir.Undefined)
+    first = b.insert_element(undefined, value, _I32(0))
+    return b.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, width), [0] * width))
 
-    def load(context: Any, address: Any) -> Any:
-        def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
-            if kind == F32:
-                return b.load(_pointer(b, args[0], _ir(width, _FLOAT)), align=4)
-            if kind == F16:
-                return b.fpext(b.load(_pointer(b, args[0], _ir(width, _HALF)), align=2), _ir(width, _FLOAT))
-            bits = b.load(_pointer(b, args[0], _ir(width, _I16)), align=2)
-            wide = b.zext(bits, _ir(width, _I32))
-            sixteen = 16 if width == 1 else [16] * width
-            return b.bitcast(b.shl(wide, ir.Constant(_ir(width, _I32), sixteen)), _ir(width, _FLOAT))
 
-        return result(types.int64), generate
+# --- reading and writing floats, without alignment ---
+
+
+def _loaded(b: Any, address: Any, like: Any, storage: int) -> Any:
+    """As many float32 as `like` has, read from storage of a kind."""
+    if storage == F32:
+        return b.load(_pointer(b, address, _ir(like, _FLOAT)), align=4)
+    if storage == F16:
+        return b.fpext(b.load(_pointer(b, address, _ir(like, _HALF)), align=2), _ir(like, _FLOAT))
+    wide = b.zext(b.load(_pointer(b, address, _ir(like, _I16)), align=2), _ir(like, _I32))
+    sixteen = [16] * like.width if isinstance(like, Vector) else 16
+    return b.bitcast(b.shl(wide, ir.Constant(_ir(like, _I32), sixteen)), _ir(like, _FLOAT))
+
+
+def _loader(storage: int) -> Any:
+    """An intrinsic (like, address) → float32 of storage of a kind."""
+
+    def load(context: Any, like: Any, address: Any) -> Any:
+        if not _is_float32(like):
+            return None
+        return like(like, types.int64), lambda _, b, __, args: _loaded(b, args[1], like, storage)
 
     return intrinsic(load)
 
 
-load16, load8, load4, load1 = (_loader(width, F32) for width in (16, 8, 4, 1))
-load16_half, load8_half, load4_half, load1_half = (_loader(width, F16) for width in (16, 8, 4, 1))
-load16_bf16, load8_bf16, load4_bf16, load1_bf16 = (_loader(width, BF16) for width in (16, 8, 4, 1))
-
-
-def _splatter(width: int) -> Any:
-    def splat(context: Any, value: Any) -> Any:
-        def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
-            vector = ir.VectorType(_FLOAT, width)
-            undefined = ir.Constant(vector, ir.Undefined)
-            first = b.insert_element(undefined, args[0], ir.Constant(_I32, 0))
-            lanes = ir.Constant(ir.VectorType(_I32, width), [0] * width)
-            return b.shuffle_vector(first, undefined, lanes)
-
-        return Vector(width)(types.float32), generate
-
-    return intrinsic(splat)
-
-
-splat16, splat8, splat4 = (_splatter(width) for width in (16, 8, 4))
+load, load_half, load_bf16 = _loader(F32), _loader(F16), _loader(BF16)
 
 
 @intrinsic
-def add(context: Any, a: Any, b: Any) -> Any:
-    """a + b, lane by lane."""
-    return a(a, b), lambda _, builder, __, args: builder.fadd(args[0], args[1])
+def load16(context: Any, address: Any) -> Any:
+    """Sixteen float32."""
+    vector = Vector(LANES)
+    return vector(types.int64), lambda _, b, __, args: _loaded(b, args[0], vector, F32)
 
 
 @intrinsic
-def multiply(context: Any, a: Any, b: Any) -> Any:
-    """a · b, lane by lane."""
-    return a(a, b), lambda _, builder, __, args: builder.fmul(args[0], args[1])
+def load1(context: Any, address: Any) -> Any:
+    """One float32."""
+    return types.float32(types.int64), lambda _, b, __, args: _loaded(b, args[0], types.float32, F32)
 
 
 @intrinsic
-def subtract(context: Any, a: Any, b: Any) -> Any:
-    """a − b, lane by lane."""
-    return a(a, b), lambda _, builder, __, args: builder.fsub(args[0], args[1])
+def store(context: Any, address: Any, value: Any) -> Any:
+    """Write a vector or a float32."""
+    if not _is_float32(value):
+        return None
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        b.store(args[1], _pointer(b, args[0], args[1].type), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, value), generate
 
 
 @intrinsic
-def divide(context: Any, a: Any, b: Any) -> Any:
-    """a/b, lane by lane; as the processor divides, without a look at zeros."""
-    return a(a, b), lambda _, builder, __, args: builder.fdiv(args[0], args[1])
+def store_half(context: Any, address: Any, value: Any) -> Any:
+    """Write a float32 that float16 can hold exactly as float16."""
+
+    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+        b.store(b.fptrunc(args[1], _HALF), _pointer(b, args[0], _HALF), align=2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), generate
 
 
-@intrinsic
-def root(context: Any, value: Any) -> Any:
-    """√value, lane by lane."""
+# --- a number in the two lowest bits of sixteen floats ---
 
-    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
-        kind = args[0].type
-        name = "llvm.sqrt.f32" if kind == _FLOAT else f"llvm.sqrt.v{kind.count}f32"
-        function = cgutils.get_or_insert_function(b.module, ir.FunctionType(kind, [kind]), name)
-        return b.call(function, [args[0]])
-
-    return value(value), generate
-
-
-_LANES = ir.VectorType(_I32, 16)
-_THREES = ir.Constant(_LANES, [3] * 16)
-_OTHERS = ir.Constant(_LANES, [-4] * 16)  # all bits but the two lowest
+_LANES = ir.VectorType(_I32, LANES)
+_THREES = ir.Constant(_LANES, [3] * LANES)
+_OTHERS = ir.Constant(_LANES, [-4] * LANES)  # all bits but the two lowest
 _SHIFTS = ir.Constant(_LANES, list(range(0, 32, 2)))
 
 
 @intrinsic
-def load16_packed(context: Any, address: Any) -> Any:
-    """Sixteen float32 without their two lowest bits, in which a number is kept."""
+def load_packed(context: Any, like: Any, address: Any) -> Any:
+    """As `load`; sixteen at once without their two lowest bits, in which a number may be kept."""
+    if not _is_float32(like):
+        return None
 
     def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
-        bits = b.and_(b.load(_pointer(b, args[0], _LANES), align=4), _OTHERS)
-        return b.bitcast(bits, ir.VectorType(_FLOAT, 16))
+        if like != Vector(LANES):
+            return _loaded(b, args[1], like, F32)
+        bits = b.and_(b.load(_pointer(b, args[1], _LANES), align=4), _OTHERS)
+        return b.bitcast(bits, ir.VectorType(_FLOAT, LANES))
 
-    return Vector(16)(types.int64), generate
+    return like(like, types.int64), generate
 
 
 @intrinsic
@@ -156,19 +172,80 @@ def store16_packed(context: Any, address: Any, value: Any, number: Any) -> Any:
     """Write sixteen float32, and an int32 into their two lowest bits."""
 
     def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
-        first = b.insert_element(ir.Constant(_LANES, ir.Undefined), args[2], ir.Constant(_I32, 0))
-        lanes = b.shuffle_vector(first, first, ir.Constant(_LANES, [0] * 16))
-        low = b.and_(b.lshr(lanes, _SHIFTS), _THREES)
+        low = b.and_(b.lshr(_spread(b, args[2], LANES), _SHIFTS), _THREES)
         bits = b.or_(b.and_(b.bitcast(args[1], _LANES), _OTHERS), low)
         b.store(bits, _pointer(b, args[0], _LANES), align=4)
         return context.get_dummy_value()
 
-    return types.void(types.int64, value, types.int32), generate
+    return types.void(types.int64, Vector(LANES), types.int32), generate
+
+
+# --- arithmetic, lane by lane ---
+
+
+def _zeros(width: int) -> Any:
+    def zeros(context: Any) -> Any:
+        constant = ir.Constant(ir.VectorType(_FLOAT, width), [0.0] * width)
+        return Vector(width)(), lambda _, __, ___, ____: constant
+
+    return intrinsic(zeros)
+
+
+zeros16, zeros8, zeros4 = (_zeros(width) for width in (16, 8, 4))
+
+
+@intrinsic
+def splat(context: Any, like: Any, value: Any) -> Any:
+    """A float32 in every lane; itself where `like` is one float32."""
+
+    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
+        return _spread(b, args[1], like.width) if isinstance(like, Vector) else args[1]
+
+    return like(like, types.float32), generate
+
+
+@intrinsic
+def splat16(context: Any, value: Any) -> Any:
+    """A float32 in sixteen lanes."""
+    return Vector(LANES)(types.float32), lambda _, b, __, args: _spread(b, args[0], LANES)
+
+
+def _binary(instruction: str) -> Any:
+    """An intrinsic of two vectors, or two float32, that is one instruction of LLVM."""
+
+    def apply(context: Any, a: Any, b: Any) -> Any:
+        return a(a, a), lambda _, builder, __, args: getattr(builder, instruction)(*args)
+
+    return intrinsic(apply)
+
+
+add, subtract, multiply = (_binary(name) for name in ("fadd", "fsub", "fmul"))
+divide = _binary("fdiv")  # as the processor divides, without a look at zeros
+
+
+def _call(b: Any, name: str, args: Any) -> Any:
+    """Call LLVM's function of this name for the type of its arguments."""
+    kind = args[0].type
+    suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
+    function = ir.FunctionType(kind, [kind] * len(args))
+    return b.call(cgutils.get_or_insert_function(b.module, function, f"llvm.{name}.{suffix}"), args)
+
+
+@intrinsic
+def root(context: Any, value: Any) -> Any:
+    """√value."""
+    return value(value), lambda _, b, __, args: _call(b, "sqrt", args)
+
+
+@intrinsic
+def multiply_add(context: Any, a: Any, b: Any, c: Any) -> Any:
+    """a · b + c, rounded once where the processor can."""
+    return a(a, a, a), lambda _, builder, __, args: _call(builder, "fmuladd", args)
 
 
 @intrinsic
 def clamp(context: Any, value: Any, limit: Any) -> Any:
-    """min(max(value, −limit), limit), lane by lane; NaN stays NaN."""
+    """min(max(value, −limit), limit); NaN stays NaN."""
 
     def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
         low = b.fneg(args[1])
@@ -179,18 +256,54 @@ def clamp(context: Any, value: Any, limit: Any) -> Any:
 
 
 @intrinsic
-def store(context: Any, address: Any, value: Any) -> Any:
-    """Write a vector or a float32 at an address, without alignment."""
+def keep_positive(context: Any, x: Any, gate: Any) -> Any:
+    """x where the gate is above 0, else 0; with NaN as a gate, x, so that NaN is not lost."""
 
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        b.store(args[1], _pointer(b, args[0], args[1].type), align=4)
-        return context.get_dummy_value()
+    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
+        zero = ir.Constant(args[0].type, [0.0] * x.width)
+        return b.select(b.fcmp_ordered("<=", args[1], zero), zero, args[0])
 
-    return types.void(types.int64, value), generate
+    return x(x, x), generate
+
+
+@intrinsic
+def total(context: Any, x: Any) -> Any:
+    """The sum of a vector's numbers, in an order that is always the same."""
+
+    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
+        rest, width = args[0], x.width
+        while width > 1:
+            width //= 2
+            low, high = (
+                ir.Constant(ir.VectorType(_I32, width), list(range(i, i + width))) for i in (0, width)
+            )
+            rest = b.fadd(b.shuffle_vector(rest, rest, low), b.shuffle_vector(rest, rest, high))
+        return b.extract_element(rest, _I32(0))
+
+    return types.float32(x), generate
+
+
+@intrinsic
+def lane(context: Any, x: Any, i: Any) -> Any:
+    """One number of a vector."""
+
+    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
+        return b.extract_element(args[0], b.trunc(args[1], _I32))
+
+    return types.float32(x, types.int64), generate
+
+
+@intrinsic
+def bits(context: Any, value: Any) -> Any:
+    """The bits of a float32 as int32."""
+    return types.int32(types.float32), lambda _, b, __, args: b.bitcast(args[0], _I32)
+
+
+# --- integers, addresses, the cache ---
 
 
 def _plain(result: Any, element: Any, size: int) -> tuple[Any, Any]:
-    """Intrinsics that read and write one integer at an address."""
+    """Intrinsics that read and write one number at an address."""
 
     def read(context: Any, address: Any) -> Any:
         def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
@@ -211,23 +324,27 @@ def _plain(result: Any, element: Any, size: int) -> tuple[Any, Any]:
 load_i64, store_i64 = _plain(types.int64, _I64, 8)
 load_i32, store_i32 = _plain(types.int32, _I32, 4)
 load_i16, store_i16 = _plain(types.int16, _I16, 2)
+load_f64, _ = _plain(types.float64, _DOUBLE, 8)
 
 
 @intrinsic
-def store_half(context: Any, address: Any, value: Any) -> Any:
-    """Write a float32 that float16 can hold exactly as float16."""
+def field(context: Any, line: Any, column: Any) -> Any:
+    """One integer of a line of int64 whose address is given."""
 
-    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
-        b.store(b.fptrunc(args[1], _HALF), _pointer(b, args[0], _HALF), align=2)
-        return context.get_dummy_value()
+    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
+        return b.load(b.gep(_pointer(b, args[0], _I64), [args[1]]), align=8)
 
-    return types.void(types.int64, types.float32), generate
+    return types.int64(types.int64, types.int64), generate
 
 
 @intrinsic
-def bits(context: Any, value: Any) -> Any:
-    """The bits of a float32 as int32."""
-    return types.int32(types.float32), lambda _, b, __, args: b.bitcast(args[0], _I32)
+def fetch_add(context: Any, address: Any, value: Any) -> Any:
+    """Add to an int64 in memory as one indivisible step; returns what it was before."""
+
+    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
+        return b.atomic_rmw("add", _pointer(b, args[0], _I64), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
 
 
 def _prefetcher(write: int) -> Any:
@@ -250,16 +367,6 @@ prefetch, prefetch_to_write = _prefetcher(0), _prefetcher(1)
 
 
 @intrinsic
-def fetch_add(context: Any, address: Any, value: Any) -> Any:
-    """Add to an int64 in memory as one indivisible step; returns what it was before."""
-
-    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
-        return b.atomic_rmw("add", _pointer(b, args[0], _I64), args[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), generate
-
-
-@intrinsic
 def address(context: Any, array: Any) -> Any:
     """Where an array begins; unlike `array.ctypes.data`, signed: numba makes a float of int64 + uint64."""
 
@@ -270,22 +377,6 @@ def address(context: Any, array: Any) -> Any:
 
 
 @intrinsic
-def address_of(context: Any, pointer: Any) -> Any:
-    """A pointer as an address."""
-    return types.int64(pointer), lambda _, b, __, args: b.ptrtoint(args[0], _I64)
-
-
-@intrinsic
-def load_f64(context: Any, address: Any) -> Any:
-    """The float64 at an address."""
-
-    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
-        return b.load(_pointer(b, args[0], ir.DoubleType()), align=8)
-
-    return types.float64(types.int64), generate
-
-
-@intrinsic
 def pointer(context: Any, address: Any) -> Any:
     """An address as a pointer that `numba.carray` takes."""
 
@@ -293,16 +384,6 @@ def pointer(context: Any, address: Any) -> Any:
         return b.inttoptr(args[0], _I8.as_pointer())
 
     return types.voidptr(types.int64), generate
-
-
-@intrinsic
-def field(context: Any, line: Any, column: Any) -> Any:
-    """One integer of a line of int64 whose address is given."""
-
-    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
-        return b.load(b.gep(_pointer(b, args[0], _I64), [args[1]]), align=8)
-
-    return types.int64(types.int64, types.int64), generate
 
 
 @intrinsic

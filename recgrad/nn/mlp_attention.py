@@ -10,7 +10,7 @@ kernels; here arguments are laid out for them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from recgrad.kernels.simd16 import LANES, LINE
-from recgrad.kernels.threads import run_on_threads
+from recgrad.kernels.compile import compiled_with
+from recgrad.kernels.parallel import launch_block
+from recgrad.kernels.simd import LANES, LINE
 from recgrad.kernels.tiles import SLACK, TILE
 from recgrad.nn import mlp_attention_kernels as k
 from recgrad.nn.jagged import Segments, segment_sum
@@ -122,8 +123,8 @@ class _Attention(torch.autograd.Function):
         weights, out = sequence.new_empty(len(sequence)), sequence.new_empty(tensors[0].shape)
         arguments = _Arguments(blocks, tensors, values, weights, keep=keep)
         arguments.set(k.OUT, out)
-        arguments.launch(k.SCORE_KERNEL)
-        arguments.launch(k.WEIGH_KERNEL)
+        arguments.launch(k.over_blocks, k.forward_block)
+        arguments.launch(k.over_rows, k.weigh_row)
         if keep:
             ctx.save_for_backward(*tensors, *values, weights)
             ctx.blocks = blocks
@@ -136,8 +137,8 @@ class _Attention(torch.autograd.Function):
         layers = (len(saved) - 4) // 3  # six tensors, two more after the first layer, one value a layer
         arguments = _Arguments(ctx.blocks, saved[:-layers], saved[-layers:], weights, keep=True)
         gradients = _Gradients(arguments, grad.contiguous())
-        arguments.launch(k.UNWEIGH_KERNEL)
-        arguments.launch(k.UNSCORE_KERNEL)
+        arguments.launch(k.over_rows, k.unweigh_row)
+        arguments.launch(k.over_blocks, k.backward_block)
         return None, None, *gradients.collect()
 
 
@@ -219,10 +220,9 @@ class _Arguments:
         self.held.append(value)
         return int(value.data_ptr() if isinstance(value, Tensor) else value.ctypes.data)
 
-    def launch(self, kernel: Any) -> None:
-        """Run a kernel."""
-        self.slots[k.NEXT] = 0
-        run_on_threads(kernel, self.slots.ctypes.data, self.blocks.tasks)
+    def launch(self, over: Callable[[Any], Any], body: Any) -> None:
+        """Run a function of the kernels over all blocks or rows."""
+        launch_block(compiled_with(over, body), self.slots, self.blocks.tasks)
 
     def _set_scratch(self) -> None:
         """Rooms that a task has for itself; the first holds a panel of M."""

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from recgrad.embedding.local.layout import DIRECTION, HISTORY
-from recgrad.embedding.local.rows import copy
+from recgrad.embedding.local.rows import ZERO, copy
 from recgrad.kernels import simd
 from recgrad.kernels.simd import field, load1, load_f64, load_i32
 
@@ -68,25 +68,28 @@ def _moved(w, d, move):  # type: ignore[no-untyped-def]
     return simd.subtract(w, simd.multiply(move, d))
 
 
+@njit(nogil=True, inline="always")
+def _read_part(like, weights, direction, move, target):  # type: ignore[no-untyped-def]
+    u = simd.load_packed(like, direction)
+    simd.store(target, _moved(simd.load(like, weights), u, simd.splat(like, move)))
+
+
 @njit(nogil=True)
 def read_moved(table: int, row: int, weights: int, target: int, dim: int) -> None:
     """Write the float32 `weights` of the stored row at an address at `target`, as they are by now."""
     direction, move = row + field(table, DIRECTION), move_of(table, row, dim)
     d = 0
     while d + 16 <= dim:
-        w, u = simd.load16(weights + 4 * d), simd.load16_packed(direction + 4 * d)
-        simd.store(target + 4 * d, _moved(w, u, simd.splat16(move)))
+        _read_part(simd.zeros16(), weights + 4 * d, direction + 4 * d, move, target + 4 * d)
         d += 16
     if d + 8 <= dim:
-        w8, u8 = simd.load8(weights + 4 * d), simd.load8(direction + 4 * d)
-        simd.store(target + 4 * d, _moved(w8, u8, simd.splat8(move)))
+        _read_part(simd.zeros8(), weights + 4 * d, direction + 4 * d, move, target + 4 * d)
         d += 8
     if d + 4 <= dim:
-        w4, u4 = simd.load4(weights + 4 * d), simd.load4(direction + 4 * d)
-        simd.store(target + 4 * d, _moved(w4, u4, simd.splat4(move)))
+        _read_part(simd.zeros4(), weights + 4 * d, direction + 4 * d, move, target + 4 * d)
         d += 4
     while d < dim:
-        simd.store(target + 4 * d, _moved(load1(weights + 4 * d), load1(direction + 4 * d), move))
+        _read_part(ZERO, weights + 4 * d, direction + 4 * d, move, target + 4 * d)
         d += 1
 
 
@@ -107,7 +110,7 @@ def _wide(weights, u_from, v_from, w_to, m_to, v_to, dim, left, entry):  # type:
     floor, left16 = simd.splat16(load1(entry + FLOOR)), simd.splat16(left)
     d = 0
     while d + 16 <= dim:
-        u, v = simd.load16_packed(u_from + 4 * d), simd.load16(v_from + 4 * d)
+        u, v = simd.load_packed(simd.zeros16(), u_from + 4 * d), simd.load16(v_from + 4 * d)
         below = simd.add(simd.root(v), floor)
         simd.store(w_to + 4 * d, _moved(simd.load16(weights + 4 * d), u, move))
         simd.store(m_to + 4 * d, simd.multiply(simd.multiply(u, below), kept))
@@ -124,7 +127,7 @@ def _wide_any(weights, u_from, v_from, w_to, m_to, v_to, dim, width, left, entry
     shift, more, left16 = simd.splat16(load1(entry + SHIFT)), load1(entry + SPREAD) != 0, simd.splat16(left)
     d = 0
     while d + 16 <= dim:
-        u = simd.load16_packed(u_from + 4 * d)
+        u = simd.load_packed(simd.zeros16(), u_from + 4 * d)
         v = simd.load16(v_from + 4 * d) if width == dim else simd.splat16(load1(v_from))
         simd.store(w_to + 4 * d, _moved(simd.load16(weights + 4 * d), u, move))
         simd.store(m_to + 4 * d, _moment(u, v, kept, floor, spread, shift, more))

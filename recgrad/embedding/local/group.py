@@ -32,8 +32,8 @@ from recgrad.embedding.local.table import Table
 from recgrad.embedding.local.update import STAGE_SIGNATURE, reduce_tasks, stage, unstage, update_function
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import DataError
-from recgrad.kernels.compile import rule_kernel, simple_kernel
-from recgrad.kernels.parallel import SIGNATURE, launch
+from recgrad.kernels.compile import compiled, compiled_with
+from recgrad.kernels.parallel import launch
 from recgrad.kernels.simd import F32
 from recgrad.optim.sparse.optimizer import Update
 
@@ -168,7 +168,7 @@ class DimGroup:
     def _run_lookup(self, lines: Array, tasks: Array, result: Result) -> None:
         errors = np.zeros((len(tasks), 2), np.int64)
         launch(
-            simple_kernel(lookup_tasks),
+            compiled(lookup_tasks),
             *(self.dim, len(tasks), lines, *self._line_addresses, tasks, errors),
             tasks=len(tasks),
         )
@@ -287,7 +287,7 @@ class DimGroup:
         ordered = [by_table[t] for t in plan.tables]
         settings = np.array([(limits[u.table.position], u.l2, u.decoupled) for u in ordered], np.float32)
         hyper = np.array([u.hyperparameters or (0.0,) for u in ordered], np.float32)
-        kernel = rule_kernel(SIGNATURE, update_function, ordered[0].rule)
+        kernel = compiled_with(update_function, ordered[0].rule)
         self._run_update(kernel, plan, settings, hyper, ordered, self._states(ordered), None)
 
     def _states(self, ordered: Sequence[Update]) -> tuple[Array, Array, Array]:
@@ -325,7 +325,7 @@ class DimGroup:
             *(jobs, *self._line_addresses, task_jobs, cuts, rows, slots, ends, gradients, coefficients),
             *(settings, hyper, steps, addresses, initials, widths),
             0 if out is None else out,
-            *(simple_kernel(function, STAGE_SIGNATURE).address for function in (stage, unstage)),
+            *(compiled(function, STAGE_SIGNATURE).address for function in (stage, unstage)),
             tasks=plan.tasks,
         )
 
@@ -345,7 +345,7 @@ class DimGroup:
         settings = np.array([(limits[t], 0, 0) for t in plan.tables], np.float32)
         sums = np.empty((max(plan.size, 1), self.dim), np.float32)
         empty = np.zeros((len(plan.jobs), 1), np.int64)
-        kernel = simple_kernel(reduce_tasks)
+        kernel = compiled(reduce_tasks)
         hyper = np.zeros((len(plan.jobs), 1), np.float32)
         self._run_update(kernel, plan, settings, hyper, [], (empty, hyper, empty[0]), sums)
         return self._replace(plan, sums)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recgrad.embedding.local.transfer import offsets_task
-from recgrad.kernels.compile import simple_kernel
+from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import launch
 
 Array = npt.NDArray[Any]
@@ -85,7 +85,7 @@ def _offsets(lengths: Tensor, what: str) -> Array:
     counts = lengths.to(torch.int32).contiguous().numpy()
     offsets = np.empty(len(counts) + 1, np.int64)
     negative = np.zeros(1, np.int64)
-    kernel = simple_kernel(offsets_task)
+    kernel = compiled(offsets_task)
     launch(kernel, counts, len(counts), offsets, negative, tasks=1)
     if negative[0]:
         raise ValueError(f"{what}: lengths must not be negative, got {int(counts.min())}")

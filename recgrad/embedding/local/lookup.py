@@ -28,19 +28,17 @@ from recgrad.embedding.local.layout import (
     WEIGHTS,
 )
 from recgrad.embedding.local.rows import (
+    ZERO,
     copy,
     copy_wide,
     generate,
-    load1,
-    load4,
-    load8,
-    load16,
+    load_stored,
     prefetch_row,
     read,
     untouched,
 )
 from recgrad.kernels import simd
-from recgrad.kernels.parallel import FIRST, TASK
+from recgrad.kernels.parallel import FIRST, next_task
 from recgrad.kernels.simd import field, load_i64
 
 RING = 512  # row addresses that are known ahead; a longer bag is summed in pieces
@@ -55,47 +53,50 @@ TASK_COLUMNS = 5  # first lookup, last lookup, first bag, last bag, whether `_co
 DIM, TASK_COUNT, LOOKUPS, TABLES, PARAMETERS, TASKS, ERRORS = range(FIRST, FIRST + 7)
 
 
+@njit(nogil=True, inline="always")
+def _sum_part(zero, out, ring, p, q, d, kind, weights, first):  # type: ignore[no-untyped-def]
+    """As `_sum`, of as many elements as `zero` has, from element d on."""
+    size = 4 if kind == simd.F32 else 2
+    acc = zero if first else simd.load(zero, out + 4 * d)
+    for i in range(p, q):
+        x = load_stored(zero, load_i64(ring + 8 * (i & (RING - 1))) + size * d, kind)
+        if weights != 0:
+            x = simd.multiply(simd.splat(zero, simd.load1(weights + 4 * i)), x)
+        acc = simd.add(acc, x)
+    simd.store(out + 4 * d, acc)
+
+
 @njit(nogil=True)
 def _sum(out: int, ring: int, p: int, q: int, dim: int, kind: int, weights: int, first: bool) -> None:
     """out (+)= Σ weight · row over ids p … q, all of them stored rows; `ring` holds their addresses."""
-    size = 4 if kind == simd.F32 else 2
     d = 0
     while d + 16 <= dim:
-        acc = simd.splat16(np.float32(0)) if first else simd.load16(out + 4 * d)
-        for i in range(p, q):
-            x = load16(load_i64(ring + 8 * (i & (RING - 1))) + size * d, kind)
-            if weights != 0:
-                x = simd.multiply(simd.splat16(simd.load1(weights + 4 * i)), x)
-            acc = simd.add(acc, x)
-        simd.store(out + 4 * d, acc)
+        _sum_part(simd.zeros16(), out, ring, p, q, d, kind, weights, first)
         d += 16
     if d + 8 <= dim:
-        acc8 = simd.splat8(np.float32(0)) if first else simd.load8(out + 4 * d)
-        for i in range(p, q):
-            x8 = load8(load_i64(ring + 8 * (i & (RING - 1))) + size * d, kind)
-            if weights != 0:
-                x8 = simd.multiply(simd.splat8(simd.load1(weights + 4 * i)), x8)
-            acc8 = simd.add(acc8, x8)
-        simd.store(out + 4 * d, acc8)
+        _sum_part(simd.zeros8(), out, ring, p, q, d, kind, weights, first)
         d += 8
     if d + 4 <= dim:
-        acc4 = simd.splat4(np.float32(0)) if first else simd.load4(out + 4 * d)
-        for i in range(p, q):
-            x4 = load4(load_i64(ring + 8 * (i & (RING - 1))) + size * d, kind)
-            if weights != 0:
-                x4 = simd.multiply(simd.splat4(simd.load1(weights + 4 * i)), x4)
-            acc4 = simd.add(acc4, x4)
-        simd.store(out + 4 * d, acc4)
+        _sum_part(simd.zeros4(), out, ring, p, q, d, kind, weights, first)
         d += 4
     while d < dim:
-        acc1 = np.float32(0) if first else simd.load1(out + 4 * d)
-        for i in range(p, q):
-            x1 = load1(load_i64(ring + 8 * (i & (RING - 1))) + size * d, kind)
-            if weights != 0:
-                x1 = simd.load1(weights + 4 * i) * x1
-            acc1 += x1
-        simd.store(out + 4 * d, acc1)
+        _sum_part(ZERO, out, ring, p, q, d, kind, weights, first)
         d += 1
+
+
+@njit(nogil=True, inline="always")
+def _sum_moved_part(zero, out, ring, p, q, d, direction, weights, first):  # type: ignore[no-untyped-def]
+    """As `_sum_moved`, of as many elements as `zero` has, from element d on."""
+    acc = zero if first else simd.load(zero, out + 4 * d)
+    for i in range(p, q):
+        at = ring + 8 * (i & (RING - 1))
+        row, move = load_i64(at), simd.load1(at + 8 * RING)
+        u = simd.load_packed(zero, row + direction + 4 * d)
+        x = simd.subtract(simd.load(zero, row + 4 * d), simd.multiply(simd.splat(zero, move), u))
+        if weights != 0:
+            x = simd.multiply(simd.splat(zero, simd.load1(weights + 4 * i)), x)
+        acc = simd.add(acc, x)
+    simd.store(out + 4 * d, acc)
 
 
 @njit(nogil=True)
@@ -107,27 +108,10 @@ def _sum_moved(out: int, ring: int, p: int, q: int, dim: int, table: int, weight
         simd.store(moves + at, move_of(table, load_i64(ring + at), dim))
     d = 0
     while d + 16 <= dim:
-        acc = simd.splat16(np.float32(0)) if first else simd.load16(out + 4 * d)
-        for i in range(p, q):
-            at = 8 * (i & (RING - 1))
-            u = simd.load16_packed(load_i64(ring + at) + direction + 4 * d)
-            u = simd.multiply(simd.splat16(simd.load1(moves + at)), u)
-            x = simd.subtract(simd.load16(load_i64(ring + at) + 4 * d), u)
-            if weights != 0:
-                x = simd.multiply(simd.splat16(simd.load1(weights + 4 * i)), x)
-            acc = simd.add(acc, x)
-        simd.store(out + 4 * d, acc)
+        _sum_moved_part(simd.zeros16(), out, ring, p, q, d, direction, weights, first)
         d += 16
     while d < dim:
-        acc1 = np.float32(0) if first else simd.load1(out + 4 * d)
-        for i in range(p, q):
-            at = 8 * (i & (RING - 1))
-            u1 = simd.load1(load_i64(ring + at) + direction + 4 * d)
-            x1 = simd.load1(load_i64(ring + at) + 4 * d) - simd.load1(moves + at) * u1
-            if weights != 0:
-                x1 = simd.load1(weights + 4 * i) * x1
-            acc1 += x1
-        simd.store(out + 4 * d, acc1)
+        _sum_moved_part(ZERO, out, ring, p, q, d, direction, weights, first)
         d += 1
 
 
@@ -161,16 +145,21 @@ def _sum_any(
         _add(out, simd.address(row), weight, dim)
 
 
+@njit(nogil=True, inline="always")
+def _add_part(like, out, row, weight):  # type: ignore[no-untyped-def]
+    x = simd.multiply(simd.splat(like, weight), simd.load(like, row))
+    simd.store(out, simd.add(simd.load(like, out), x))
+
+
 @njit(nogil=True)
 def _add(out: int, row: int, weight: Any, dim: int) -> None:
     """out += weight · row."""
     d = 0
     while d + 8 <= dim:
-        x = simd.multiply(simd.splat8(weight), simd.load8(row + 4 * d))
-        simd.store(out + 4 * d, simd.add(simd.load8(out + 4 * d), x))
+        _add_part(simd.zeros8(), out + 4 * d, row + 4 * d, weight)
         d += 8
     while d < dim:
-        simd.store(out + 4 * d, simd.load1(out + 4 * d) + weight * simd.load1(row + 4 * d))
+        _add_part(ZERO, out + 4 * d, row + 4 * d, weight)
         d += 1
 
 
@@ -279,12 +268,11 @@ def _pool_bags(
 
 
 @njit(nogil=True)
-def lookup_tasks(arguments: Any) -> None:
+def lookup_tasks(a: int) -> None:
     """Draw tasks and do them."""
-    a = simd.address_of(arguments)
     ring = np.empty(2 * RING, np.int64)  # of addresses, and of how far the rows have moved
     while True:
-        task = simd.fetch_add(a + 8 * TASK, 1)
+        task = next_task(a)
         if task >= field(a, TASK_COUNT):
             return
         line = field(a, TASKS) + 8 * TASK_COLUMNS * task

@@ -38,7 +38,7 @@ from recgrad.embedding.local.layout import (
 )
 from recgrad.embedding.local.rows import copy
 from recgrad.kernels import simd
-from recgrad.kernels.parallel import FIRST, TASK, THREAD
+from recgrad.kernels.parallel import FIRST, next_task, thread_number
 from recgrad.kernels.simd import field, load_i32, load_i64, store_i32, store_i64
 
 OCCURRENCES_PER_TASK = 2048
@@ -150,9 +150,8 @@ def _arrange(a: int, arranged: int) -> None:
 
 
 @njit(nogil=True)
-def arrange_task(arguments: Any) -> None:
+def arrange_task(a: int) -> None:
     """Divide the sources into jobs, one for each table, and say how large the plan will be."""
-    a = simd.address_of(arguments)
     arranged, totals, count = (field(a, ARRANGED), field(a, ARRANGED_TOTALS), field(a, LINE_COUNT))
     _arrange(a, arranged)
     found = tasks = size = busiest = any_scaled = copied = 0
@@ -266,33 +265,14 @@ def _pack(source: int, packed: int, dim: int) -> None:
         copy(vector + bag * stride, packed + 4 * dim * bag, dim)
 
 
-@njit(nogil=True)
-def _place(source: int, vector: int, stride: int, numbers: int, ends: int, gradients: int) -> int:
+@njit(nogil=True, inline="always")
+def _place(source, vector, stride, numbers, ends, gradients, coefficients):  # type: ignore[no-untyped-def]
     """Write each occurrence's gradient address into its row's list; returns where the next numbers are.
 
-    `ends` holds where each row's list begins and is left at where it ends.
+    `ends` holds where each row's list begins and is left at where it ends. Unless they are 0,
+    coefficients are written too: per-id weights, and 1/n for the mean of n ids.
     """
-    offsets = field(source, OFFSETS)
-    begin = 0 if offsets == 0 else load_i64(offsets)
-    for bag in range(field(source, BAGS)):
-        end = bag + 1 if offsets == 0 else load_i64(offsets + 8 * (bag + 1))
-        for _ in range(begin, end):
-            place = ends + 8 * np.int64(load_i32(numbers))
-            numbers += 4
-            at = load_i64(place)
-            store_i64(place, at + 1)
-            store_i64(gradients + 8 * at, vector)
-        begin = end
-        vector += stride
-    return numbers
-
-
-@njit(nogil=True)
-def _place_scaled(
-    source: int, vector: int, stride: int, numbers: int, ends: int, gradients: int, coefficients: int
-) -> int:
-    """As `_place`, with coefficients: per-id weights, and 1/n for the mean of n ids."""
-    offsets, weights, mean = (field(source, OFFSETS), field(source, ID_WEIGHTS), field(source, MEAN))
+    offsets, weights, mean = field(source, OFFSETS), field(source, ID_WEIGHTS), field(source, MEAN)
     begin = 0 if offsets == 0 else load_i64(offsets)
     for bag in range(field(source, BAGS)):
         end = bag + 1 if offsets == 0 else load_i64(offsets + 8 * (bag + 1))
@@ -302,13 +282,26 @@ def _place_scaled(
             at = load_i64(place)
             store_i64(place, at + 1)
             store_i64(gradients + 8 * at, vector)
-            c = simd.load1(weights + 4 * i) if weights != 0 else np.float32(1)
-            if mean != 0 and end - begin > 1:
-                c = c * (np.float32(1) / np.float32(end - begin))
-            simd.store(coefficients + 4 * at, c)
+            if coefficients != 0:
+                c = simd.load1(weights + 4 * i) if weights != 0 else np.float32(1)
+                if mean != 0 and end - begin > 1:
+                    c = c * (np.float32(1) / np.float32(end - begin))
+                simd.store(coefficients + 4 * at, c)
         begin = end
         vector += stride
     return numbers
+
+
+@njit(nogil=True)
+def _place_plain(source: int, vector: int, stride: int, numbers: int, ends: int, gradients: int) -> int:
+    return _place(source, vector, stride, numbers, ends, gradients, 0)
+
+
+@njit(nogil=True)
+def _place_scaled(
+    source: int, vector: int, stride: int, numbers: int, ends: int, gradients: int, coefficients: int
+) -> int:
+    return _place(source, vector, stride, numbers, ends, gradients, coefficients)
 
 
 @njit(nogil=True)
@@ -325,15 +318,14 @@ def _assign_slots(table: int, rows: int, slots: int, distinct: int) -> None:
 
 
 @njit(nogil=True)
-def plan_tasks(arguments: Any) -> None:
+def plan_tasks(a: int) -> None:
     """Plan the update of each table."""
-    a = simd.address_of(arguments)
-    thread = simd.fetch_add(a + 8 * THREAD, 1)
+    thread = thread_number(a)
     places = field(a, PLACES) + 4 * thread * field(a, PLACE_COLUMNS)
     numbers = field(a, NUMBERS) + 4 * thread * field(a, NUMBER_COLUMNS)
     sources, gradients, dim = field(a, SOURCES), field(a, GRADIENTS), field(a, DIM)
     while True:
-        i = simd.fetch_add(a + 8 * TASK, 1)
+        i = next_task(a)
         if i >= field(a, JOB_COUNT):
             return
         job = field(a, JOBS) + 8 * JOB_COLUMNS * i
@@ -360,6 +352,6 @@ def plan_tasks(arguments: Any) -> None:
             if field(job, JOB_SCALED) != 0:
                 at = _place_scaled(source, vector, stride, at, ends, gradients, field(a, COEFFICIENTS))
             else:
-                at = _place(source, vector, stride, at, ends, gradients)
+                at = _place_plain(source, vector, stride, at, ends, gradients)
         if field(table, INDEX) != 0:
             _assign_slots(table, rows, field(a, SLOTS) + 8 * start, distinct)

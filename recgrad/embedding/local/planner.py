@@ -24,7 +24,7 @@ from recgrad.embedding.local.plan import (
 from recgrad.embedding.local.table import Table
 from recgrad.embedding.local.workspace import Workspace
 from recgrad.errors import DataError
-from recgrad.kernels.compile import simple_kernel
+from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import launch, thread_count
 
 Array = npt.NDArray[Any]
@@ -64,7 +64,7 @@ class Planner:
             work.address("jobs", count * JOB_COLUMNS),
         )
         launch(
-            simple_kernel(arrange_task),
+            compiled(arrange_task),
             *(count, address_of(lines), len(self._tables), work.address("places of", len(self._tables) + 1)),
             *(ordered, jobs_at, totals),
             tasks=1,
@@ -83,7 +83,7 @@ class Planner:
         threads = min(thread_count(), found)
         places = max(64, 1 << (busiest + (busiest >> 1)).bit_length())
         launch(
-            simple_kernel(plan_tasks),
+            compiled(plan_tasks),
             *(found, work.address("places", threads * places, np.int32), places),
             *(work.address("numbers", threads * busiest, np.int32), busiest),
             *(jobs_at, ordered, self._matrix, rows, slots, ends, gradients, coefficients, cuts, task_jobs),

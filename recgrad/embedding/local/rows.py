@@ -17,6 +17,7 @@ from recgrad.embedding.local.layout import FIRST_COLUMN, FIRST_ROW, INIT, KEY, K
 from recgrad.kernels import simd
 from recgrad.kernels.simd import BF16, F16, F32, bits
 
+ZERO = np.float32(0)
 _NEGATIVE_ZERO = np.int32(-2147483648)
 _NEGATIVE_ZERO_16 = np.int16(-32768)
 
@@ -40,43 +41,18 @@ def prefetch_row(address: int, size: int) -> None:
 
 
 @njit(nogil=True)
-def load16(address: int, kind: int) -> Any:
-    """Sixteen stored elements as float32."""
+def load_stored(like, address, kind):  # type: ignore[no-untyped-def]
+    """As many stored elements as `like` has, as float32."""
     if kind == F32:
-        return simd.load16(address)
+        return simd.load(like, address)
     if kind == F16:
-        return simd.load16_half(address)
-    return simd.load16_bf16(address)
+        return simd.load_half(like, address)
+    return simd.load_bf16(like, address)
 
 
-@njit(nogil=True)
-def load8(address: int, kind: int) -> Any:
-    """Eight stored elements as float32."""
-    if kind == F32:
-        return simd.load8(address)
-    if kind == F16:
-        return simd.load8_half(address)
-    return simd.load8_bf16(address)
-
-
-@njit(nogil=True)
-def load4(address: int, kind: int) -> Any:
-    """Four stored elements as float32."""
-    if kind == F32:
-        return simd.load4(address)
-    if kind == F16:
-        return simd.load4_half(address)
-    return simd.load4_bf16(address)
-
-
-@njit(nogil=True)
-def load1(address: int, kind: int) -> Any:
-    """One stored element as float32."""
-    if kind == F32:
-        return simd.load1(address)
-    if kind == F16:
-        return simd.load1_half(address)
-    return simd.load1_bf16(address)
+@njit(nogil=True, inline="always")
+def _copy_part(like, source, target):  # type: ignore[no-untyped-def]
+    simd.store(target, simd.load(like, source))
 
 
 @njit(nogil=True)
@@ -84,16 +60,16 @@ def copy(source: int, target: int, dim: int) -> None:
     """Copy `dim` float32 from address to address."""
     d = 0
     while d + 16 <= dim:
-        simd.store(target + 4 * d, simd.load16(source + 4 * d))
+        _copy_part(simd.zeros16(), source + 4 * d, target + 4 * d)
         d += 16
     if d + 8 <= dim:
-        simd.store(target + 4 * d, simd.load8(source + 4 * d))
+        _copy_part(simd.zeros8(), source + 4 * d, target + 4 * d)
         d += 8
     if d + 4 <= dim:
-        simd.store(target + 4 * d, simd.load4(source + 4 * d))
+        _copy_part(simd.zeros4(), source + 4 * d, target + 4 * d)
         d += 4
     while d < dim:
-        simd.store(target + 4 * d, simd.load1(source + 4 * d))
+        _copy_part(ZERO, source + 4 * d, target + 4 * d)
         d += 1
 
 
@@ -111,7 +87,7 @@ def read(source: int, kind: int, target: int, dim: int) -> None:
         copy(source, target, dim)
         return
     for d in range(dim):
-        simd.store(target + 4 * d, load1(source + 2 * d, kind))
+        simd.store(target + 4 * d, load_stored(ZERO, source + 2 * d, kind))
 
 
 @njit(nogil=True)

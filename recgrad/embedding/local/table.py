@@ -35,7 +35,7 @@ from recgrad.embedding.local.layout import (
 from recgrad.embedding.local.memory import Region
 from recgrad.embedding.local.transfer import assign_task, catch_up_task, initial_task, settle_task
 from recgrad.embedding.spec import Shard, TableSpec
-from recgrad.kernels.compile import simple_kernel
+from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import launch
 from recgrad.kernels.simd import BF16, F16, F32
 from recgrad.optim.sparse.history import HEADING, MISSED, SQUARE, STEP, STORED, History, saved_widths
@@ -199,7 +199,7 @@ class Table:
     def _settle(self) -> None:
         """Move the rest of the old index."""
         if self._old is not None:
-            launch(simple_kernel(settle_task), self.numbers, tasks=1)
+            launch(compiled(settle_task), self.numbers, tasks=1)
             self._drop_old()
 
     def _drop_old(self) -> None:
@@ -259,7 +259,7 @@ class Table:
         self.make_room(len(rows))
         slots = np.empty_like(rows)
         launch(
-            simple_kernel(assign_task),
+            compiled(assign_task),
             self.numbers,
             rows,
             slots,
@@ -291,7 +291,7 @@ class Table:
         weights = self._read_stored(slots)
         if self.history is not None:
             slots = np.ascontiguousarray(slots, dtype=np.int64)
-            kernel = simple_kernel(catch_up_task)
+            kernel = compiled(catch_up_task)
             launch(kernel, self.numbers, slots, len(slots), weights, self.spec.dim, tasks=1)
         return weights
 
@@ -338,7 +338,7 @@ class Table:
         rows = np.ascontiguousarray(rows, dtype=np.int64)
         values = np.empty((len(rows), self.spec.dim), np.float32)
         launch(
-            simple_kernel(initial_task),
+            compiled(initial_task),
             self.numbers,
             self.parameters,
             rows,

@@ -51,7 +51,7 @@ from recgrad.embedding.local.rows import (
     write,
 )
 from recgrad.kernels import simd
-from recgrad.kernels.parallel import FIRST, TASK
+from recgrad.kernels.parallel import FIRST, next_task
 from recgrad.kernels.simd import field, load1, load_i64
 
 GRADIENT_AHEAD = 16  # occurrences between asking for a gradient and reading it
@@ -89,8 +89,7 @@ LIMIT, L2, DECOUPLED, SETTING_COLUMNS = range(4)
     SUMS,  # only for `reduce_tasks`: float32 [occurrences, dim]
     STAGE,  # function `stage`, compiled once for all rules
     UNSTAGE,  # function `unstage`
-    LAST,
-) = range(FIRST, FIRST + 25)
+) = range(FIRST, FIRST + 24)
 
 
 @njit(nogil=True)
@@ -112,11 +111,11 @@ def _slots(a: int, job: int) -> int:
 
 
 @njit(nogil=True)
-def next_task(a: int) -> Any:
+def next_range(a: int) -> Any:
     """The next task: its job and its range of distinct rows; job −1 when there are no more."""
     tasks, task_jobs, cuts = field(a, TASKS), field(a, TASK_JOBS), field(a, CUTS)
     while True:
-        task = simd.fetch_add(a + 8 * TASK, 1)
+        task = next_task(a)
         if task >= tasks:
             return -1, 0, 0
         job = load_i64(task_jobs + 8 * task)
@@ -173,6 +172,17 @@ def _sum_rows(a: int, job: int, first: int, rows: int, out: int, fetch: bool) ->
         begin = end
 
 
+@njit(nogil=True, inline="always")
+def _copy_state(source, target, width, wide):  # type: ignore[no-untyped-def]
+    """Copy a state of one row; `wide` says that widths other than 1 are multiples of 16."""
+    if width == 1:
+        simd.store(target, load1(source))
+    elif wide:
+        copy_wide(source, target, width)
+    else:
+        copy(source, target, width)
+
+
 # `stage` and `unstage` are the same for all rules: compiled apart, so that a rule compiles fast.
 STAGE_SIGNATURE = types.void(*[types.int64] * 7)
 
@@ -207,12 +217,7 @@ def stage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int) 
             for k in range(count):
                 width = field(widths, k)
                 state, to = field(places, k) + 4 * slot * width, states + k * pitch + 4 * r * width
-                if width == 1:
-                    simd.store(to, load1(state))
-                elif wide:
-                    copy_wide(state, to, dim)
-                else:
-                    copy(state, to, width)
+                _copy_state(state, to, width, wide)
         target += 4 * dim
     if new > 0 and field(table, INDEX) == 0:
         simd.fetch_add(table + 8 * COUNT, new)
@@ -295,21 +300,15 @@ def unstage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int
         for k in range(first_state, count):
             width = field(widths, k)
             state, to = states + k * pitch + 4 * r * width, field(places, k) + 4 * slot * width
-            if width == 1:
-                simd.store(to, load1(state))
-            elif wide:
-                copy_wide(state, to, dim)
-            else:
-                copy(state, to, width)
+            _copy_state(state, to, width, wide)
         source += 4 * dim
 
 
 @njit(nogil=True)
-def reduce_tasks(arguments: Any) -> None:
+def reduce_tasks(a: int) -> None:
     """Only sum: the gradient of each distinct row, at the row's place in an array of [occurrences, dim]."""
-    a = simd.address_of(arguments)
     while True:
-        job, first, last = next_task(a)
+        job, first, last = next_range(a)
         if job < 0:
             return
         _sum_rows(a, job, first, last - first, field(a, SUMS) + 4 * first * field(a, DIM), False)
@@ -318,26 +317,24 @@ def reduce_tasks(arguments: Any) -> None:
 def update_function(rule: Any) -> Any:
     """The update with an optimizer's rule in it, still to be compiled."""
 
-    def kernel(arguments: Any) -> None:
-        values = carray(arguments, LAST)
-        a = simd.address(values)
-        dim = values[DIM]
+    def kernel(a: int) -> None:
+        dim = field(a, DIM)
         most = staged_rows(dim)
         w = np.empty(most * dim, np.float32)
         g = np.empty(most * dim, np.float32)
-        states = np.empty((max(values[STATES], 1), most * dim), np.float32)
+        states = np.empty((max(field(a, STATES), 1), most * dim), np.float32)
         at_w, at_g, at_states = simd.address(w), simd.address(g), simd.address(states)
-        columns = values[HYPER_COLUMNS]
+        columns = field(a, HYPER_COLUMNS)
         while True:
-            job, first, last = next_task(a)
+            job, first, last = next_range(a)
             if job < 0:
                 return
-            h = carray(simd.pointer(values[HYPER] + 4 * job * columns), columns, np.float32)
+            h = carray(simd.pointer(field(a, HYPER) + 4 * job * columns), columns, np.float32)
             while first < last:
                 rows = min(most, last - first)
-                simd.call(values[STAGE], a, job, first, rows, at_w, at_g, at_states)
+                simd.call(field(a, STAGE), a, job, first, rows, at_w, at_g, at_states)
                 rule(w, g, states, rows, dim, h)
-                simd.call(values[UNSTAGE], a, job, first, rows, at_w, at_g, at_states)
+                simd.call(field(a, UNSTAGE), a, job, first, rows, at_w, at_g, at_states)
                 first += rows
 
     return kernel
