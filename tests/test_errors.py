@@ -12,7 +12,7 @@ from recgrad.cli.main import main
 from recgrad.data.readers.files import list_files
 from recgrad.errors import RecgradError, whole_path
 from recgrad.training.checkpoint import read_checkpoint, resolve_checkpoint
-from recgrad.training.checkpoint.param_map import load_param_map
+from recgrad.training.checkpoint.fit import load_param_map
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from recgrad.config.proto.data_pb2 import FG_BUCKETIZE
 from recgrad.config.proto.feature_pb2 import MURMUR64, XXH64
 from recgrad.errors import CheckpointError
 from recgrad.training.checkpoint import Snapshot, read_checkpoint
-from recgrad.training.checkpoint.hashes import hash_misfit
+from recgrad.training.checkpoint.fit import hash_misfit
 
 
 @pytest.fixture

@@ -15,9 +15,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import stat
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +24,18 @@ import numpy as np
 import torch
 
 from recgrad.errors import CheckpointError
-from recgrad.training.checkpoint.json_text import dump_json, parse_json, require
+from recgrad.training.checkpoint.files import (
+    FileRecord,
+    dump_json,
+    open_regular,
+    parse_json,
+    reason_of,
+    require,
+    write_blocks,
+)
 from recgrad.training.checkpoint.snapshot import AnyArray
 
 ALIGNMENT = 64
-CHUNK_BYTES = 4 << 20
 MAX_HEADER_BYTES = 64 << 20
 METADATA = "__metadata__"
 
@@ -104,15 +109,6 @@ class RawArray:
 
 
 @dataclass(frozen=True)
-class FileRecord:
-    """Size and checksum of one written file."""
-
-    path: str
-    num_bytes: int
-    crc32: int
-
-
-@dataclass(frozen=True)
 class ArrayFile:
     """The content of an array file."""
 
@@ -140,78 +136,6 @@ def write_array_file(
     return write_blocks(folder, path, blocks)
 
 
-def write_blocks(folder: Path, path: str, blocks: list[bytes | memoryview]) -> FileRecord:
-    """Write buffers one after the other to a new file.
-
-    Both the checksum and the write release the interpreter's lock; a chunk is small enough
-    to be in the processor's cache when the write follows.
-    """
-    crc, size = 0, 0
-    descriptor = os.open(folder / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        for block in blocks:
-            for chunk in _chunks(memoryview(block)):
-                crc = zlib.crc32(chunk, crc)
-                size += len(chunk)
-                while chunk:
-                    chunk = chunk[os.write(descriptor, chunk) :]
-    finally:
-        os.close(descriptor)
-    return FileRecord(path, size, crc)
-
-
-def _chunks(view: memoryview) -> Iterator[memoryview]:
-    for start in range(0, len(view), CHUNK_BYTES):
-        yield view[start : start + CHUNK_BYTES]
-
-
-def open_regular(path: Path) -> int:
-    """A read-only descriptor of a regular file; links, pipes and devices are refused."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be opened ({_reason(error)})") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError(f"{path}: is not a regular file")
-    return descriptor
-
-
-def check_file(
-    path: Path, num_bytes: int, crc32: int, *, verify: bool, doing: Callable[[str], None] | None = None
-) -> None:
-    """Raise unless the file has the recorded size and, if asked, the recorded checksum.
-
-    `doing` is told now and then how far it has come.
-    """
-    descriptor = open_regular(path)
-    try:
-        actual = os.fstat(descriptor).st_size
-        if actual != num_bytes:
-            raise CheckpointError(f"{path}: has {actual} bytes, the manifest says {num_bytes}")
-        if verify:
-            found = _crc32_of(descriptor, path, doing)
-            if found != crc32:
-                raise CheckpointError(
-                    f"{path}: is damaged (checksum {found:08x}, the manifest says {crc32:08x})"
-                )
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({_reason(error)})") from error
-    finally:
-        os.close(descriptor)
-
-
-def _crc32_of(descriptor: int, path: Path, doing: Callable[[str], None] | None) -> int:
-    buffer = memoryview(bytearray(CHUNK_BYTES))
-    crc, position = 0, 0
-    while count := os.preadv(descriptor, [buffer], position):
-        crc = zlib.crc32(buffer[:count], crc)
-        position += count
-        if doing is not None:
-            doing(f"checking {path} ({position / 1e6:,.0f} MB)")
-    return crc
-
-
 def read_array_file(path: Path) -> ArrayFile:
     """Map an array file into memory; pages are read when they are touched.
 
@@ -224,7 +148,7 @@ def read_array_file(path: Path) -> ArrayFile:
             raise CheckpointError(f"{path}: has {size} bytes, too few for a header")
         mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be mapped ({_reason(error)})") from error
+        raise CheckpointError(f"{path}: cannot be mapped ({reason_of(error)})") from error
     finally:
         os.close(descriptor)
     length = int.from_bytes(mapped[:8], "little")
@@ -269,7 +193,3 @@ def _array(path: Path, name: str, entry: Any, data: AnyArray) -> RawArray:
 
 def _sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(v) is int and 0 <= v < 1 << 62 for v in value)
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -11,13 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from recgrad.errors import CheckpointError, whole_path
-from recgrad.training.checkpoint.json_text import dump_json, parse_json
-from recgrad.training.checkpoint.manifest import FOLDER_NAME, MANIFEST_NAME, read_bytes
+from recgrad.training.checkpoint.files import dump_json, parse_json, read_bytes
+from recgrad.training.checkpoint.folder import verify_checkpoint, write_checkpoint
+from recgrad.training.checkpoint.manifest import FOLDER_NAME, MANIFEST_NAME
 from recgrad.training.checkpoint.ranks import Ranks, write_together
-from recgrad.training.checkpoint.reader import verify_checkpoint
 from recgrad.training.checkpoint.snapshot import Snapshot
 from recgrad.training.checkpoint.staging import remove_folder, remove_leftovers, write_file_atomically
-from recgrad.training.checkpoint.writer import write_checkpoint
 
 BEST_NAME = "best_checkpoint.json"
 MAX_BEST_BYTES = 1 << 16

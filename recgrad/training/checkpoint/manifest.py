@@ -18,8 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from recgrad.errors import CheckpointError, whole_path
-from recgrad.training.checkpoint.arrays import FileRecord, open_regular
-from recgrad.training.checkpoint.json_text import dump_json, parse_json, require
+from recgrad.training.checkpoint.files import FileRecord, dump_json, parse_json, read_bytes, require
 
 FORMAT = "recgrad-checkpoint"
 FORMAT_VERSION = 2
@@ -147,18 +146,6 @@ def load_manifest(folder: Path) -> Manifest:
     _check_references(path, manifest)
     _check_place(folder, manifest)
     return manifest
-
-
-def read_bytes(path: Path, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes; a CheckpointError if it cannot be read."""
-    descriptor = open_regular(path)
-    try:
-        with os.fdopen(descriptor, "rb") as file:
-            size = os.fstat(descriptor).st_size
-            require(size <= limit, path, f"has {size} bytes, more than the {limit} it can have")
-            return file.read()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _count(path: Path, entry: Mapping[str, Any], key: str) -> int:

@@ -24,10 +24,17 @@ from pathlib import Path
 from typing import Any
 
 from recgrad.errors import CheckpointError, LostRankError
-from recgrad.training.checkpoint.arrays import FileRecord
-from recgrad.training.checkpoint.json_text import dump_json, parse_json, require
+from recgrad.training.checkpoint.files import FileRecord, dump_json, parse_json, require
+from recgrad.training.checkpoint.folder import not_written, write_manifest, write_tree
 from recgrad.training.checkpoint.manifest import TableEntry, shard_path
-from recgrad.training.checkpoint.shards import Shard, by_table, describe_shard, join_shards
+from recgrad.training.checkpoint.shards import (
+    Shard,
+    by_table,
+    describe_shard,
+    join_shards,
+    read_row_ids,
+    write_rows,
+)
 from recgrad.training.checkpoint.snapshot import Snapshot
 from recgrad.training.checkpoint.staging import (
     empty_folder,
@@ -36,13 +43,6 @@ from recgrad.training.checkpoint.staging import (
     shared_folder,
     shared_staged_folder,
     write_file_atomically,
-)
-from recgrad.training.checkpoint.writer import (
-    not_written,
-    read_row_ids,
-    write_manifest,
-    write_rows,
-    write_tree,
 )
 
 FAILURE_NAME = "failure.txt"

@@ -1,8 +1,10 @@
-"""What is known of the shards of a table before they are joined, and whether they make a whole one.
+"""A shard: some rows of a table, or some columns of them, in one file.
 
-The process that publishes a checkpoint must not read the rows that others wrote. Each writer
-describes its shards in a few numbers that are enough to see that no row and no column is there
-twice, none is missing in one slice, and all agree on what they share.
+Below are its file, written and opened, and its description: what is known of a shard before it is
+joined with others, and whether they make a whole table. The process that publishes a checkpoint must
+not read the rows that others wrote. Each writer describes its shards in a few numbers that are enough
+to see that no row and no column is there twice, none is missing in one slice, and all agree on what
+they share.
 """
 
 from __future__ import annotations
@@ -10,17 +12,75 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from recgrad.errors import CheckpointError
-from recgrad.training.checkpoint.arrays import FileRecord
+from recgrad.training.checkpoint.arrays import ArrayFile, RawArray, read_array_file, write_array_file
+from recgrad.training.checkpoint.files import FileRecord, require
 from recgrad.training.checkpoint.manifest import TableEntry
 from recgrad.training.checkpoint.snapshot import AnyArray, TableRows
 
+_STATE_PREFIX = "state."
 _CHUNK = 1 << 18
+
+
+def write_rows(folder: Path, path: str, table: TableRows) -> FileRecord:
+    """Write rows of a table to the file `folder/path`."""
+    problem = table.problem()
+    if problem is not None:
+        raise CheckpointError(f"table '{table.name}': {problem}")
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    arrays = {"row_ids": RawArray.of_numpy(table.row_ids), "weights": RawArray.of_numpy(table.weights)}
+    for name, state in table.states.items():
+        arrays[_STATE_PREFIX + name] = RawArray.of_numpy(state)
+    columns = (table.first_column, table.width) if table.is_slice else None
+    return write_array_file(folder, path, arrays, _metadata(table.name, table.num_rows, table.dim, columns))
+
+
+def open_shard(path: Path, entry: TableEntry, columns: tuple[int, int]) -> TableRows:
+    """The rows of a shard, mapped into memory; raises unless the file is the one that the entry says."""
+    file = read_array_file(path)
+    _check_shard(path, entry, columns, file)
+    states = {
+        name.removeprefix(_STATE_PREFIX): array.numpy()
+        for name, array in sorted(file.arrays.items())
+        if name.startswith(_STATE_PREFIX)
+    }
+    return TableRows(
+        entry.name,
+        entry.num_rows,
+        entry.dim,
+        file.arrays["row_ids"].numpy(),
+        file.arrays["weights"].numpy(),
+        states,
+        columns[0],
+        None if columns == (0, entry.dim) else columns[1],
+    )
+
+
+def _check_shard(path: Path, entry: TableEntry, columns: tuple[int, int], file: ArrayFile) -> None:
+    whole = columns == (0, entry.dim)
+    expected = _metadata(entry.name, entry.num_rows, entry.dim, None if whole else columns)
+    require(file.metadata == expected, path, f"is not of the table that the manifest says: {expected}")
+    require("row_ids" in file.arrays and "weights" in file.arrays, path, "has no row_ids or no weights")
+    for name in file.arrays:
+        require(
+            name in ("row_ids", "weights") or name.startswith(_STATE_PREFIX),
+            path,
+            f"unknown array {name[:200]!r}",
+        )
+
+
+def _metadata(name: str, num_rows: int, dim: int, columns: tuple[int, int] | None) -> dict[str, str]:
+    """What a shard's file says of itself; `columns` are the first and the number of a slice."""
+    metadata = {"table": name, "num_rows": str(num_rows), "dim": str(dim)}
+    if columns is not None:
+        metadata |= {"first_column": str(columns[0]), "columns": str(columns[1])}
+    return metadata
 
 
 @dataclass(frozen=True)
@@ -93,6 +153,11 @@ def describe_shard(rows: TableRows, file: FileRecord) -> Shard:
         row_hashes=row_hashes,
         file=file,
     )
+
+
+def read_row_ids(folder: Path, shard: Shard) -> npt.NDArray[np.int64]:
+    """The row ids of a shard that was written below `folder`."""
+    return read_array_file(folder / shard.file.path).arrays["row_ids"].numpy()
 
 
 def by_table(shards: Iterable[Shard]) -> dict[str, list[Shard]]:

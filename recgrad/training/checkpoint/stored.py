@@ -16,12 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from recgrad.errors import CheckpointError
-from recgrad.training.checkpoint.arrays import ArrayFile, read_array_file
-from recgrad.training.checkpoint.json_text import require
+from recgrad.training.checkpoint.files import require
 from recgrad.training.checkpoint.manifest import TableEntry
-from recgrad.training.checkpoint.shards import check_column_ranges
+from recgrad.training.checkpoint.shards import check_column_ranges, open_shard
 from recgrad.training.checkpoint.snapshot import PIECE_ROWS, AnyArray, Range, TableRows, slice_of
-from recgrad.training.checkpoint.writer import STATE_PREFIX, shard_metadata
 
 
 def open_table(folder: Path, entry: TableEntry) -> TableRows:
@@ -33,7 +31,7 @@ def open_table(folder: Path, entry: TableEntry) -> TableRows:
     columns = entry.columns or ((0, entry.dim),) * len(entry.shards)
     table: TableRows
     if len(entry.shards) == 1:
-        table = _open_shard(folder / entry.shards[0], entry, columns[0])
+        table = open_shard(folder / entry.shards[0], entry, columns[0])
         where = f"{folder / entry.shards[0]}: table {entry.name[:200]!r}"
         problem = table.problem()
         require(problem is None, where, str(problem))
@@ -65,7 +63,7 @@ class _File:
 
     def open(self) -> TableRows:
         """Its rows, mapped into memory."""
-        return _open_shard(self.path, self.entry, self.columns)
+        return open_shard(self.path, self.entry, self.columns)
 
     def meets(self, rows: Range | None) -> bool:
         """Whether it may have rows of the range."""
@@ -131,7 +129,7 @@ class StoredTable(TableRows):
         groups: dict[tuple[int, int], list[_File]] = {}
         sample: TableRows | None = None
         for path, pair in zip(entry.shards, columns):
-            shard = _open_shard(folder / path, entry, pair)
+            shard = open_shard(folder / path, entry, pair)
             problem = shard.problem()
             require(problem is None, folder / path, str(problem))
             sample = sample or _sample(shard)
@@ -322,36 +320,3 @@ def _check_alike(path: Path, first: TableRows, shard: TableRows) -> None:
     for name, state in first.states.items():
         agree = state.ndim != 0 or state.tobytes() == shard.states[name].tobytes()
         require(agree, path, f"the shards disagree on state {name[:200]!r}")
-
-
-def _open_shard(path: Path, entry: TableEntry, columns: tuple[int, int]) -> TableRows:
-    file = read_array_file(path)
-    _check_shard(path, entry, columns, file)
-    states = {
-        name.removeprefix(STATE_PREFIX): array.numpy()
-        for name, array in sorted(file.arrays.items())
-        if name.startswith(STATE_PREFIX)
-    }
-    return TableRows(
-        entry.name,
-        entry.num_rows,
-        entry.dim,
-        file.arrays["row_ids"].numpy(),
-        file.arrays["weights"].numpy(),
-        states,
-        columns[0],
-        None if columns == (0, entry.dim) else columns[1],
-    )
-
-
-def _check_shard(path: Path, entry: TableEntry, columns: tuple[int, int], file: ArrayFile) -> None:
-    whole = columns == (0, entry.dim)
-    expected = shard_metadata(entry.name, entry.num_rows, entry.dim, None if whole else columns)
-    require(file.metadata == expected, path, f"is not of the table that the manifest says: {expected}")
-    require("row_ids" in file.arrays and "weights" in file.arrays, path, "has no row_ids or no weights")
-    for name in file.arrays:
-        require(
-            name in ("row_ids", "weights") or name.startswith(STATE_PREFIX),
-            path,
-            f"unknown array {name[:200]!r}",
-        )

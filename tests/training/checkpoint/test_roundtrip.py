@@ -23,9 +23,11 @@ from recgrad.training.checkpoint import (
     verify_checkpoint,
     write_checkpoint,
 )
+from recgrad.training.checkpoint.files import FileRecord
+from recgrad.training.checkpoint.folder import write_manifest, write_tree
 from recgrad.training.checkpoint.manifest import TableEntry, shard_path
+from recgrad.training.checkpoint.shards import write_rows
 from recgrad.training.checkpoint.staging import staged_folder
-from recgrad.training.checkpoint.writer import write_manifest, write_table_shard, write_tree
 
 TORCH_TYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
@@ -187,10 +189,14 @@ def split(table: TableRows, owner: np.ndarray, rank: int) -> TableRows:
     return TableRows(table.name, table.num_rows, table.dim, table.row_ids[mine], table.weights[mine], states)
 
 
+def write_shard(folder: Path, table: TableRows, shard: int, num_shards: int) -> FileRecord:
+    return write_rows(folder, shard_path(table.name, shard, num_shards), table)
+
+
 def write_sharded(path: Path, table: TableRows, owner: np.ndarray, num_shards: int) -> Path:
     with staged_folder(path) as folder:
         files = write_tree(folder, Snapshot(2, {}))
-        shards = [write_table_shard(folder, split(table, owner, r), r, num_shards) for r in range(num_shards)]
+        shards = [write_shard(folder, split(table, owner, r), r, num_shards) for r in range(num_shards)]
         entry = TableEntry(table.name, table.num_rows, table.dim, len(owner), tuple(s.path for s in shards))
         write_manifest(folder, Snapshot(2, {}), files + shards, [entry])
     return path
@@ -211,7 +217,7 @@ def test_shards_that_disagree_on_a_scalar_are_refused(tmp_path, make_table):
     second = dataclasses.replace(second, states={**second.states, "t": np.array(18)})
     with staged_folder(tmp_path / "c") as folder:
         files = write_tree(folder, Snapshot(2, {}))
-        shards = [write_table_shard(folder, table, rank, 2) for rank, table in enumerate((first, second))]
+        shards = [write_shard(folder, table, rank, 2) for rank, table in enumerate((first, second))]
         entry = TableEntry("user", first.num_rows, first.dim, 10, tuple(s.path for s in shards))
         write_manifest(folder, Snapshot(2, {}), files + shards, [entry])
     with pytest.raises(CheckpointError, match="the shards disagree on state 't'"):
@@ -222,7 +228,7 @@ def test_a_row_in_two_shards_is_refused(tmp_path, make_table):
     table = make_table()
     with staged_folder(tmp_path / "c") as folder:
         files = write_tree(folder, Snapshot(2, {}))
-        shards = [write_table_shard(folder, table, rank, 2) for rank in range(2)]
+        shards = [write_shard(folder, table, rank, 2) for rank in range(2)]
         entry = TableEntry(table.name, table.num_rows, table.dim, 100, tuple(s.path for s in shards))
         write_manifest(folder, Snapshot(2, {}), files + shards, [entry])
     with pytest.raises(CheckpointError, match="strictly ascending"):

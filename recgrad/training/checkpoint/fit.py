@@ -1,17 +1,62 @@
-"""The file that says which parameter of a checkpoint goes where in this model."""
+"""Whether what a checkpoint has fits a model: values, hashes of ids, and the map of other names."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from recgrad.errors import CheckpointError, nearest, whole_path
+from recgrad.data.hashes import DEFAULT_HASH
+from recgrad.errors import CheckpointError, RecgradError, nearest, whole_path
+from recgrad.training.checkpoint.snapshot import Snapshot
 
-MAX_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 _TABLE_WEIGHT = re.compile(r"(?:.*\.)?(?:embedding_bags|embeddings)\.(?P<table>.+)\.weight")
+
+
+@contextmanager
+def content_of(step: int, remedy: str) -> Iterator[None]:
+    """Around code that only puts values of a checkpoint back.
+
+    Checksums do not prove that the values have the types and shapes of a run: they may come from another
+    config, or be forged. Whatever a value raises where it is used is then the checkpoint's fault, and its
+    error; `remedy` says what to do.
+    """
+    try:
+        yield
+    except RecgradError:
+        raise
+    except Exception as error:
+        what = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"the checkpoint of step {step} does not fit this config: {what}; {remedy}"
+        ) from error
+
+
+def hashes_of(engine: Any) -> dict[str, str]:
+    """By table, the hash of the ids that look it up; tables of other ids are left out."""
+    tables = {} if engine is None else engine.tables
+    return {name: table.spec.hash for name, table in tables.items() if table.spec.hash}
+
+
+def hash_misfit(snapshot: Snapshot, table: str, own: str) -> str | None:
+    """Why a table of a checkpoint cannot be looked up by ids of the hash `own`, or None.
+
+    Ids that are not hashed here ("") may be anyone's. A run of a version that did not write
+    hashes had the default one; weights from elsewhere say nothing of it.
+    """
+    saved = snapshot.tree.get("hashes")
+    if isinstance(saved, Mapping):
+        there = saved.get(table, "")
+    else:
+        there = DEFAULT_HASH if "updater" in snapshot.tree else ""
+    if not own or not there or own == there:
+        return None
+    return f"texts were hashed with {there} in the checkpoint, with {own} here"
 
 
 def load_param_map(path: Path | str, *, here: Collection[str], there: Collection[str]) -> dict[str, str]:
@@ -31,10 +76,11 @@ def load_param_map(path: Path | str, *, here: Collection[str], there: Collection
     """
     try:
         status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
             what = f"has {status.st_size:,} bytes" if stat.S_ISREG(status.st_mode) else "is no regular file"
             raise CheckpointError(
-                f"fine_tune_ckpt_param_map {path}: {what}; a map is a text file of up to {MAX_BYTES >> 20} MB"
+                f"fine_tune_ckpt_param_map {path}: {what}; "
+                f"a map is a text file of up to {_MAX_BYTES >> 20} MB"
             )
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -1,25 +1,115 @@
-"""Reading a checkpoint folder, from files that anyone may have written."""
+"""One checkpoint folder: a snapshot written to it, checked, and read back.
+
+__init__.py has a drawing of the folder. What several ranks write together is in ranks.py, which puts
+the same pieces down in another order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from recgrad.errors import CheckpointError, nearest
-from recgrad.training.checkpoint.arrays import check_file, read_array_file
-from recgrad.training.checkpoint.json_text import parse_json
+from recgrad.training.checkpoint.arrays import read_array_file, write_array_file
+from recgrad.training.checkpoint.files import (
+    FileRecord,
+    check_file,
+    dump_json,
+    parse_json,
+    read_bytes,
+    write_blocks,
+)
 from recgrad.training.checkpoint.manifest import (
+    MANIFEST_NAME,
     MAX_TREE_BYTES,
     TREE_ARRAYS_NAME,
     TREE_NAME,
     Manifest,
+    TableEntry,
+    dump_manifest,
     load_manifest,
-    read_bytes,
+    shard_path,
 )
+from recgrad.training.checkpoint.shards import Shard, describe_shard, join_shards, read_row_ids, write_rows
 from recgrad.training.checkpoint.snapshot import Range, Snapshot, TableRows
+from recgrad.training.checkpoint.staging import staged_folder
 from recgrad.training.checkpoint.stored import open_table
-from recgrad.training.checkpoint.tree import decode_tree
+from recgrad.training.checkpoint.tree import decode_tree, encode_tree
+from recgrad.training.conditions import package_versions
+
+
+def write_checkpoint(path: Path | str, snapshot: Snapshot) -> Path:
+    """Write a snapshot to the folder `path`, which appears whole or not at all.
+
+    Everything is forced to the disk before the folder gets its name. A folder that has the
+    name already is replaced in one step. A table may come in several parts, of different rows
+    or different columns; together they must be all of it.
+    """
+    path = Path(path)
+    try:
+        with staged_folder(path) as staging:
+            files = write_tree(staging, snapshot)
+            entries = []
+            for parts in _by_name(snapshot.tables):
+                shards = [_written(staging, part, at, len(parts)) for at, part in enumerate(parts)]
+                entries.append(join_shards(shards, lambda shard: read_row_ids(staging, shard))[1])
+                files += [shard.file for shard in shards]
+            write_manifest(staging, snapshot, files, entries)
+    except OSError as error:
+        raise not_written(path, error.strerror or str(error)) from error
+    return path
+
+
+def not_written(path: Path, reason: str, kind: type[CheckpointError] = CheckpointError) -> CheckpointError:
+    """The error of a save that failed."""
+    return kind(
+        f"{path}: the checkpoint could not be written ({reason}); nothing was left there, "
+        "checkpoints written before are untouched"
+    )
+
+
+def _by_name(tables: Sequence[TableRows]) -> list[list[TableRows]]:
+    """The parts of each table, tables in the order of their first parts."""
+    parts: dict[str, list[TableRows]] = {}
+    for table in tables:
+        parts.setdefault(table.name, []).append(table)
+    return list(parts.values())
+
+
+def _written(folder: Path, part: TableRows, shard: int, num_shards: int) -> Shard:
+    return describe_shard(part, write_rows(folder, shard_path(part.name, shard, num_shards), part))
+
+
+def write_tree(folder: Path, snapshot: Snapshot) -> list[FileRecord]:
+    """Write the tree's two files."""
+    skeleton, arrays = encode_tree(snapshot.tree)
+    text = dump_json(skeleton)
+    if len(text) > MAX_TREE_BYTES:
+        raise CheckpointError(
+            f"{TREE_NAME}: would take {len(text)} bytes, over {MAX_TREE_BYTES}; keep long lists as arrays"
+        )
+    return [
+        write_blocks(folder, TREE_NAME, [text]),
+        write_array_file(folder, TREE_ARRAYS_NAME, arrays, {}),
+    ]
+
+
+def write_manifest(
+    folder: Path, snapshot: Snapshot, files: list[FileRecord], tables: list[TableEntry]
+) -> None:
+    """Write the manifest, the last file of a checkpoint."""
+    names = [table.name for table in tables]
+    if len(set(names)) != len(names):
+        raise CheckpointError(f"{folder.name}: a table is in the snapshot twice: {sorted(names)}")
+    manifest = Manifest(
+        snapshot.step,
+        package_versions(),
+        tables,
+        {record.path: record for record in files},
+        snapshot.computed_on,
+    )
+    write_blocks(folder, MANIFEST_NAME, [dump_manifest(manifest)])
 
 
 def verify_checkpoint(
