@@ -149,7 +149,7 @@ def work(folder: Path, threads: int | None) -> int:
     """Train for as many seconds as each line of the input says, and print samples a second."""
     from recgrad.config import load_config
     from recgrad.training.assembly import build_hooks, build_training
-    from recgrad.training.hooks.base import Hook, StepReport
+    from recgrad.training.hook import Hook, StepReport
     from recgrad.training.hooks.checkpoints import SaveCheckpoints
     from recgrad.training.runtime import computing, set_up_process
     from recgrad.training.trainer import RunLength, Trainer

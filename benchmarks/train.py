@@ -61,7 +61,7 @@ from recgrad.synth import write_synth
 from recgrad.training.assembly import Training, build_hooks, build_training
 from recgrad.training.capture import capture
 from recgrad.training.checkpoint import CheckpointManager
-from recgrad.training.hooks.base import Hook, StepReport
+from recgrad.training.hook import Hook, StepReport
 from recgrad.training.hooks.checkpoints import SaveCheckpoints
 from recgrad.training.runtime import set_up_process
 from recgrad.training.trainer import RunLength, Trainer

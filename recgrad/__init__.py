@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from recgrad.export.predict import predict
     from recgrad.report.comparison import Comparison, compare
     from recgrad.report.page import write_report
-    from recgrad.training.result import TrainResult
     from recgrad.training.run import evaluate, train
+    from recgrad.training.state import TrainResult
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -64,7 +64,7 @@ else:
             "DataError": "recgrad.errors",
             "PipelineConfig": "recgrad.config",
             "RecgradError": "recgrad.errors",
-            "TrainResult": "recgrad.training.result",
+            "TrainResult": "recgrad.training.state",
             "check_config": "recgrad.check",
             "compare": "recgrad.report.comparison",
             "edit_config": "recgrad.config",

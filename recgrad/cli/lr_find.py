@@ -55,7 +55,8 @@ class LrFind(Command):
     def run(self, args: argparse.Namespace) -> int:
         """Tests and plots."""
         path = config_path(args, "lr-find")
-        from recgrad.cli.plots import save_picture, show_panel
+        from recgrad.cli.plots import save_picture
+        from recgrad.cli.terminal_plot import show_panel
         from recgrad.training.preflight import prepare_config
         from recgrad.training.processes import Processes, choose_device
         from recgrad.training.runtime import computing, set_up_process

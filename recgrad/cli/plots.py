@@ -1,4 +1,4 @@
-"""Line plots in the terminal and as picture files."""
+"""Line plots as data, and as picture files; terminal_plot.py shows them in the terminal."""
 
 from __future__ import annotations
 
@@ -49,16 +49,6 @@ class Panel:
     log_y: bool = False
     marks: Sequence[tuple[float, str]] = ()
     from_zero: bool = False
-
-
-def show_panel(panel: Panel, *, width: int | None = None) -> None:
-    """Prints the panel to the terminal, in colour where there is some."""
-    from rich.console import Console
-
-    from recgrad.cli.terminal_plot import render
-
-    console = Console(highlight=False)
-    console.print(render(panel, width or min(console.width, 110)))
 
 
 def save_picture(panels: Sequence[Panel], path: str | Path) -> None:

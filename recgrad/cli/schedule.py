@@ -48,7 +48,8 @@ class ScheduleCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         """Plots."""
         config = loaded_config(args, "schedule")
-        from recgrad.cli.plots import save_picture, show_panel
+        from recgrad.cli.plots import save_picture
+        from recgrad.cli.terminal_plot import show_panel
         from recgrad.optim.plan import plan_parts
 
         parts = plan_parts(config.train_config)

@@ -80,6 +80,14 @@ class Canvas:
             self.dot(a[0] + t * (b[0] - a[0]), a[1] + t * (b[1] - a[1]), style)
 
 
+def show_panel(panel: Panel, *, width: int | None = None) -> None:
+    """Prints the panel to the terminal, in colour where there is some."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(render(panel, width or min(console.width, 110)))
+
+
 def render(panel: Panel, width: int, height: int = 16) -> Text:
     """The panel as text of the given width, with axes and a legend."""
     from rich.text import Text

@@ -102,7 +102,7 @@ class Comparison:
         """Write a picture of the intervals and of both models' calibration."""
         from recgrad.report.comparison_plot import write_plot
 
-        write_plot(self, path)
+        write_plot(path, self.differences, self.reliability, verdict=self.verdict, confidence=self.confidence)
 
 
 @keep_limits

@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from recgrad.metrics.pairs import Floats
 from recgrad.report.differences import HIGHER_IS_BETTER, Difference
-
-if TYPE_CHECKING:
-    from recgrad.report.comparison import Comparison
 
 COLORS = {"A": "#3b6fb6", "B": "#d1682a", None: "#6b7280"}
 INK = "#1f2937"
 MOST_TICKS = 6
 
 
-def write_plot(comparison: Comparison, path: str | Path) -> None:
+def write_plot(
+    path: str | Path,
+    differences: Sequence[Difference],
+    reliability: Mapping[str, Floats],
+    *,
+    verdict: str,
+    confidence: float,
+) -> None:
     """Intervals of B − A on the left, one scale a metric; calibration of both on the right."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    count = len(comparison.differences)
+    count = len(differences)
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
     figure = Figure(figsize=(11, 1.4 + 1.25 * count), dpi=150, layout=layout)
     FigureCanvasAgg(figure)
-    figure.suptitle(
-        f"B against A: {comparison.verdict}", x=0.01, ha="left", color=INK, fontsize=12, weight="bold"
-    )
+    figure.suptitle(f"B against A: {verdict}", x=0.01, ha="left", color=INK, fontsize=12, weight="bold")
     parts: Any = figure.subfigures(1, 2, width_ratios=(1.75, 1))
     left, right = parts
-    for axes, difference in zip(left.subplots(count, 1, squeeze=False)[:, 0], comparison.differences):
-        _interval(axes, difference, comparison.confidence)
-    _calibration(right.subplots(), comparison)
+    for axes, difference in zip(left.subplots(count, 1, squeeze=False)[:, 0], differences):
+        _interval(axes, difference, confidence)
+    _calibration(right.subplots(), reliability)
     figure.savefig(path)
 
 
@@ -90,13 +94,13 @@ def ticks(low: float, high: float) -> list[float]:
     return inside
 
 
-def _calibration(axes: Any, comparison: Comparison) -> None:
+def _calibration(axes: Any, reliability: Mapping[str, Floats]) -> None:
     from matplotlib.ticker import NullLocator
 
-    values = [value for points in comparison.reliability.values() for value in points.ravel() if value > 0]
+    values = [value for points in reliability.values() for value in points.ravel() if value > 0]
     low, high = (min(values) / 1.3, min(1.0, max(values) * 1.3)) if values else (1e-3, 1.0)
     axes.plot([low, high], [low, high], color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
-    for name, points in comparison.reliability.items():
+    for name, points in reliability.items():
         shown = points[points[:, 1] > 0]
         axes.plot(shown[:, 0], shown[:, 1], "o-", color=COLORS[name], markersize=4, linewidth=1.5, label=name)
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))

@@ -26,7 +26,7 @@ from recgrad.optim.roles import parameter_roles
 from recgrad.optim.sparse import SparseOptimizer
 from recgrad.optim.updater import Updater
 from recgrad.training.conditions import sharding_versions
-from recgrad.training.hooks.base import Hook
+from recgrad.training.hook import Hook
 from recgrad.training.hooks.checkpoints import SaveCheckpoints
 from recgrad.training.hooks.console import build_console_sink
 from recgrad.training.hooks.early_stop import BestEvaluation, EarlyStop, KeepBest, Watch

@@ -12,11 +12,11 @@ from recgrad.data.position import join_positions
 from recgrad.errors import CheckpointError
 from recgrad.optim.sparse import SparseOptimizer
 from recgrad.training.assembly import Training
-from recgrad.training.averaged import evaluated_weights
 from recgrad.training.checkpoint import Snapshot, TableRows, content_of, own_pieces
 from recgrad.training.checkpoint.fit import hash_misfit, hashes_of
 from recgrad.training.conditions import conditions_here, describe_changes, package_versions
 from recgrad.training.dense_state import dense_buffers, dense_state, load_dense_state
+from recgrad.training.evaluator import evaluated_weights
 from recgrad.training.processes import Processes
 from recgrad.training.runtime import rng_state, set_rng_state
 from recgrad.training.state import TrainState

@@ -1,19 +1,25 @@
-"""Evaluation: every metric of every task over one pass of a loader."""
+"""Evaluation: every metric of every task over one pass of a loader, and the weights that it sees.
+
+Checkpoints and export see the same weights: those of an average, where one is kept.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 
 import torch
 
 from recgrad.data.batch import Batch
 from recgrad.data.loader import Loader
+from recgrad.training.assembly import Training
 from recgrad.training.processes import Processes
 from recgrad.training.signals import StopRequest
-from recgrad.training.synchronize import even_batches
+from recgrad.training.synchronize import Averager, even_batches, rested_norms
 from recgrad.training.task import Task
 
+BATCH_NORM_BATCHES = 20
 Progress = Callable[[int, int | None], None]
 """Takes the number of batches that are done, and of all, where it is known."""
 
@@ -62,3 +68,35 @@ def evaluate(
 def _limited(loader: Loader, num_steps: int) -> Iterator[Batch]:
     batches = loader.epoch(0)
     return islice(batches, num_steps) if num_steps else batches
+
+
+@contextmanager
+def evaluated_weights(training: Training, stop: StopRequest | None = None) -> Iterator[None]:
+    """The averaged weights (EMA, schedule-free), with BatchNorm statistics that fit them.
+
+    Raises:
+        InterruptedBySignal: `stop` was asked for while the statistics were gathered.
+    """
+    updater = training.updater
+    if updater.ema is not None and not training.evaluate_ema:
+        yield
+        return
+    with updater.averaged():
+        if not updater.reestimates_batch_norm:
+            yield
+            return
+        with training.batch_norm.applied(
+            training.task, updater.num_updates, lambda: _run_some_batches(training, stop or StopRequest())
+        ):
+            yield
+
+
+def _run_some_batches(training: Training, stop: StopRequest) -> None:
+    """Forward passes alone; several ranks make as many, and their statistics are averaged."""
+    loader, processes = training.train_loader, training.processes
+    own = islice(loader.epoch(0), BATCH_NORM_BATCHES)
+    for batch in even_batches(own, loader, processes, stop, ask=True):
+        stop.check()
+        with rested_norms(processes, training.task, batch.size):
+            training.task(batch)
+    Averager(processes, training.task.model).statistics()

@@ -28,7 +28,6 @@ from recgrad.training.assembly import (
     run_length,
     uses_ema,
 )
-from recgrad.training.averaged import evaluated_weights
 from recgrad.training.capture import capture, load_weights, resume, say_other_conditions
 from recgrad.training.checkpoint import (
     CheckpointManager,
@@ -38,20 +37,19 @@ from recgrad.training.checkpoint import (
     verify_checkpoint,
 )
 from recgrad.training.checkpoint.staging import remove_leftovers
-from recgrad.training.evaluator import Progress
+from recgrad.training.evaluator import Progress, evaluated_weights
 from recgrad.training.evaluator import evaluate as evaluate_task
 from recgrad.training.hooks.console import log_progress
 from recgrad.training.model_lock import LOCK_NAME, hold_model_dir
 from recgrad.training.preflight import ConfigSource, meeting_timeout, prepare_config
 from recgrad.training.processes import Processes, choose_device, open_processes
-from recgrad.training.result import TrainResult
 from recgrad.training.runtime import (
     computing,
     seed_everything,
     untouched_generators,
 )
 from recgrad.training.signals import StopRequest
-from recgrad.training.state import TrainState
+from recgrad.training.state import TrainResult, TrainState
 from recgrad.training.task import Task
 from recgrad.training.trainer import Trainer
 from recgrad.version import __version__

@@ -18,7 +18,7 @@ from recgrad.data.loader import Loader, Position
 from recgrad.errors import DataError, RecgradError
 from recgrad.optim.updater import StepResult, Updater
 from recgrad.training.feed import Feed
-from recgrad.training.hooks.base import Hook, StepReport
+from recgrad.training.hook import Hook, StepReport
 from recgrad.training.processes import Processes
 from recgrad.training.signals import InterruptedBySignal, StopRequest
 from recgrad.training.state import TrainState

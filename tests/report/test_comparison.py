@@ -147,7 +147,7 @@ def test_marks_of_the_calibration_do_not_overlap(low):
     figure = Figure(figsize=(11, 3.9), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subfigures(1, 2, width_ratios=(1.75, 1))[1].subplots()
-    comparison_plot._calibration(axes, comparison)
+    comparison_plot._calibration(axes, comparison.reliability)
     figure.canvas.draw()
     for axis, side in ((axes.xaxis, "x"), (axes.yaxis, "y")):
         labels = [label for label in axis.get_ticklabels(which="both") if label.get_text()]

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from recgrad.config.proto.optimizer_pb2 import DenseOptimizer
 from recgrad.optim.groups import build_dense_optimizers
-from recgrad.training.hooks.base import StepReport
+from recgrad.training.hook import StepReport
 from recgrad.training.hooks.console import PlainLines, ProgressBar
 from recgrad.training.hooks.log import LogRecord
 

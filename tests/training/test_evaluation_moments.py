@@ -14,7 +14,7 @@ import recgrad
 from recgrad.config import PipelineConfig
 from recgrad.training.checkpoint import CheckpointManager
 from recgrad.training.hooks.events import EVENTS_FILE
-from recgrad.training.result import TrainResult
+from recgrad.training.state import TrainResult
 from recgrad.training.task import Task
 
 EPOCH = 4  # steps

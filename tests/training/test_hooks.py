@@ -16,8 +16,8 @@ import recgrad
 from recgrad.check.training import SUMMARIES
 from recgrad.config import PipelineConfig
 from recgrad.errors import ConfigError, RecgradError
+from recgrad.training.hook import StepReport
 from recgrad.training.hooks import console
-from recgrad.training.hooks.base import StepReport
 from recgrad.training.hooks.early_stop import Watch
 from recgrad.training.hooks.events import _open_after
 from recgrad.training.hooks.log import LogRecord

@@ -14,7 +14,7 @@ import torch
 
 import recgrad
 from recgrad.config import PipelineConfig
-from recgrad.training import averaged
+from recgrad.training import evaluator
 from recgrad.training.checkpoint import CheckpointManager, read_checkpoint
 from recgrad.training.task import Task
 
@@ -255,13 +255,13 @@ def test_batch_norm_is_estimated_once_a_step(
 ) -> None:
     """The evaluation and the save of a step see the same statistics."""
     with_averaged_weights(config)
-    original, estimates = averaged._run_some_batches, 0
+    original, estimates = evaluator._run_some_batches, 0
 
     def run_some_batches(*arguments: Any) -> None:
         nonlocal estimates
         estimates += 1
         original(*arguments)
 
-    monkeypatch.setattr(averaged, "_run_some_batches", run_some_batches)
+    monkeypatch.setattr(evaluator, "_run_some_batches", run_some_batches)
     recgrad.train(config, model_dir=tmp_path)
     assert estimates == 3

@@ -1,0 +1,1 @@
+"""Hooks: what a run does around the loop. Each does one thing and may be left out."""

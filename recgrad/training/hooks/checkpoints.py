@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recgrad.training.hooks.base import Hook, StepReport
+from recgrad.training.hook import Hook, StepReport
 from recgrad.training.trainer import Trainer
 
 

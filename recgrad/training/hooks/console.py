@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from recgrad.terminal import printable, say
-from recgrad.training.hooks.base import StepReport
+from recgrad.training.hook import StepReport
+from recgrad.training.hooks.facts import describe_bytes
 from recgrad.training.hooks.log import LogRecord
+from recgrad.training.state import describe_metrics
 from recgrad.training.trainer import Trainer
-from recgrad.training.usage import describe_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -209,11 +210,6 @@ def _losses(losses: Mapping[str, float]) -> list[str]:
 
 def _rates(rates: Mapping[str, float]) -> list[str]:
     return [f"lr[{name}] {rate:.3g}" for name, rate in rates.items()]
-
-
-def describe_metrics(metrics: Mapping[str, float]) -> str:
-    """Metrics sorted by name."""
-    return "  ".join(f"{name} {metrics[name]:.6f}" for name in sorted(metrics)) or "no metrics configured"
 
 
 def _total_steps(trainer: Trainer) -> int | None:

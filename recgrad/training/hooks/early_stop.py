@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from recgrad.errors import RecgradError, nearest
-from recgrad.training.hooks.base import Hook
+from recgrad.training.hook import Hook
 from recgrad.training.trainer import Trainer
 
 

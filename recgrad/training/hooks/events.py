@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from recgrad.training.checkpoint.staging import write_file_atomically
-from recgrad.training.hooks.base import StepReport
+from recgrad.training.hook import StepReport
+from recgrad.training.hooks.facts import describe_machine, describe_run
 from recgrad.training.hooks.log import LogRecord, writing_to
-from recgrad.training.machine import describe_machine
-from recgrad.training.size import describe_run
 from recgrad.training.trainer import Trainer
 
 EVENTS_FILE = "events.jsonl"

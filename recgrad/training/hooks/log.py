@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from recgrad.errors import RecgradError
-from recgrad.training.hooks.base import Hook, StepReport
+from recgrad.training.hook import Hook, StepReport
+from recgrad.training.hooks.facts import Usage, UsageMeter
 from recgrad.training.trainer import Trainer
-from recgrad.training.usage import Usage, UsageMeter
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
-from recgrad.training.hooks.base import Hook, StepReport
+from recgrad.training.hook import Hook, StepReport
 from recgrad.training.trainer import Trainer
 
 _log = logging.getLogger("recgrad.training")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from recgrad.training.hooks.base import StepReport
+from recgrad.training.hook import StepReport
 from recgrad.training.hooks.log import LogRecord, writing_to
 from recgrad.training.trainer import Trainer
 

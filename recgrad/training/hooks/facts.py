@@ -1,16 +1,55 @@
-"""What a run takes of its machine: resident memory, and the share of its cores."""
+"""What a log tells of a run beside its numbers: the machine, the size of data and model, what it takes."""
 
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from recgrad.models.base import Model
 from recgrad.openmp import usable_cores
+from recgrad.training.conditions import COMPUTING, SHARDING, cpu_name, package_versions
+from recgrad.training.processes import Processes
+from recgrad.training.trainer import Trainer
 
 _STATM = Path("/proc/self/statm")
+
+
+def describe_machine(processes: Processes) -> Mapping[str, str]:
+    """By name, in the order in which they are shown; a package that is not installed is left out."""
+    gpu = processes.device.type == "cuda"
+    return {
+        "machine": f"{platform.system()} {platform.machine()}, {cpu_name()}",
+        "processes": str(processes.world_size),
+        "threads of each": str(torch.get_num_threads()),
+        "device": torch.cuda.get_device_name(processes.device) if gpu else str(processes.device),
+        **package_versions((*COMPUTING, "protobuf", *SHARDING)),
+    }
+
+
+def describe_run(trainer: Trainer) -> Mapping[str, int]:
+    """Counts by name: rows of an epoch, where one process reads them all, and the size of the model."""
+    alone = trainer.processes.world_size == 1
+    return {**({"train_rows": trainer.loader.num_rows} if alone else {}), **model_size(trainer.task.model)}
+
+
+def model_size(model: Model) -> dict[str, int]:
+    """Dense weights; tables, their rows and their values, whether rows were touched or not."""
+    engine: Any = model.engine
+    specs = [] if engine is None else [table.spec for table in engine.tables.values()]
+    return {
+        "dense_weights": sum(parameter.numel() for _, parameter in model.dense_named_parameters()),
+        "tables": len(specs),
+        "table_rows": sum(spec.num_rows for spec in specs),
+        "table_values": sum(spec.num_rows * spec.dim for spec in specs),
+    }
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import pytest
 
 import recgrad
 from recgrad.config import PipelineConfig
-from recgrad.training import usage
-from recgrad.training.usage import UsageMeter, describe_bytes, resident_bytes
+from recgrad.training.hooks import facts
+from recgrad.training.hooks.facts import UsageMeter, describe_bytes, resident_bytes
 
 
 def test_memory_that_is_taken_is_resident() -> None:
@@ -26,7 +26,7 @@ def test_memory_that_is_taken_is_resident() -> None:
 
 def test_the_most_it_had_where_proc_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     now = resident_bytes()
-    monkeypatch.setattr(usage, "_STATM", tmp_path / "statm")
+    monkeypatch.setattr(facts, "_STATM", tmp_path / "statm")
     most = resident_bytes()
     assert now is not None
     assert most is not None
@@ -34,10 +34,10 @@ def test_the_most_it_had_where_proc_is_missing(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_share_of_the_cores_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage, "usable_cores", lambda: 8)
+    monkeypatch.setattr(facts, "usable_cores", lambda: 8)
     clock, cpu = [100.0], [5.0]
-    monkeypatch.setattr(usage.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(usage.time, "process_time", lambda: cpu[0])
+    monkeypatch.setattr(facts.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(facts.time, "process_time", lambda: cpu[0])
     meter = UsageMeter(processes=2)  # each has four of the cores
     clock[0], cpu[0] = 102.0, 9.0
     assert meter.look().cpu_share == pytest.approx(0.5)

@@ -1,4 +1,4 @@
-"""Hooks: what happens around the loop. Each does one thing and may be left out."""
+"""What happens around the loop: the base class of hooks, and what they are told of each step."""
 
 from __future__ import annotations
 
