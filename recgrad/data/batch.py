@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from recgrad.data.encoded import Encoded, IdArrays
+
 T = TypeVar("T")
 
 
@@ -141,6 +143,24 @@ class Batch:
     origin: Origin | None = None
     negatives: Batch | None = None
 
+    @classmethod
+    def of(cls, encoded: Encoded, **more: Any) -> Batch:
+        """A batch of encoded features, whose memory it shares, and of `more` fields."""
+        lengths = {key: torch.from_numpy(rows) for key, rows in encoded.sequence_lengths.items()}
+        sequences = encoded.sequence_sparse
+        return cls(
+            size=encoded.size,
+            dense=KeyedDense(encoded.dense.keys, encoded.dense.dims, torch.from_numpy(encoded.dense.values)),
+            sparse=_jagged(encoded.sparse),
+            sequence_lengths=lengths,
+            sequence_sparse=None if sequences is None else _jagged(sequences),
+            sequence_dense={
+                key: JaggedDense(torch.from_numpy(values), lengths[key])
+                for key, values in encoded.sequence_dense.items()
+            },
+            **more,
+        )
+
     def with_inputs_on(self, device: torch.device) -> Batch:
         """The same batch with the dense inputs of a model on `device`; negatives are a batch of their own.
 
@@ -169,6 +189,12 @@ class Batch:
             sequence_lengths=_map(self.sequence_lengths, function),
             sequence_dense=_map(self.sequence_dense, function),
         )
+
+
+def _jagged(ids: IdArrays) -> KeyedJagged:
+    weights = None if ids.weights is None else torch.from_numpy(ids.weights)
+    values, lengths = torch.from_numpy(ids.values), torch.from_numpy(ids.lengths)
+    return KeyedJagged(ids.keys, values, lengths, ids.bag_counts, weights, ids.single)
 
 
 def _pin(tensor: Tensor) -> Tensor:

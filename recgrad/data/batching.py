@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from recgrad.data.arrow_columns import without_dictionary
 from recgrad.data.bad_rows import Skipped, add_unparsed, fail, skip
 from recgrad.data.batch import Batch, Origin
 from recgrad.data.coded import CodedEncoder
 from recgrad.data.costs import are_costs, cost_values
+from recgrad.data.encoded import Encoded
 from recgrad.data.faults import Faults
 from recgrad.data.samplers.sampler import Sampler
-from recgrad.data.slicing import cut_batch
-from recgrad.data.targets import Targets, encode_targets
+from recgrad.data.targets import EncodedTargets, Targets, encode_targets
 from recgrad.data.units import Unit
 
 
@@ -90,7 +91,7 @@ class UnitEncoder:
         faults = Faults()
         add_unparsed(faults, unit.bad())
         self._check_costs(columns, faults)
-        batch = self._encode(columns, unit.num_rows, mask, faults)
+        encoded, targets = self._encode(columns, unit.num_rows, mask, faults)
         cuts = np.asarray(unit.bounds, np.int64) - unit.start
         skipped = None
         if faults:
@@ -102,31 +103,27 @@ class UnitEncoder:
             columns = {name: column.filter(pa.array(keep)) for name, column in columns.items()}
             file_index, rows = file_index[keep], rows[keep]
             mask = None if mask is None else mask[keep]
-            batch = self._encode(columns, int(keep.sum()), mask, faults := Faults())
+            encoded, targets = self._encode(columns, int(keep.sum()), mask, faults := Faults())
             assert not faults, "rows that were good are bad without their neighbours"
             cuts = cuts - np.searchsorted(skipped.rows, cuts)
-        origin = Origin(self.files, torch.from_numpy(file_index), torch.from_numpy(rows))
         bounds = list(unit.bounds)
         if skipped is not None:
             cuts, bounds = self._join_small(cuts, bounds)
-        batches = cut_batch(replace(batch, origin=origin), cuts.tolist())
         carried = pa.table({name: without_dictionary(columns[name]) for name in self.carry})
-        return EncodedUnit(
-            tuple(
-                self._deliver(item, carried, columns, int(cuts[i]), (bounds[i], bounds[i + 1]), unit)
-                for i, item in enumerate(batches)
-            ),
-            skipped,
-        )
+        origin = Origin(self.files, torch.from_numpy(file_index), torch.from_numpy(rows))
+        deliveries = []
+        for i, part in enumerate(encoded.cut(cuts.tolist())):
+            at = int(cuts[i])
+            taken = slice(at, at + part.size)
+            batch = Batch.of(part, origin=_cut_origin(origin, taken), **_cut_targets(targets, taken))
+            deliveries.append(self._deliver(batch, carried, columns, at, (bounds[i], bounds[i + 1]), unit))
+        return EncodedUnit(tuple(deliveries), skipped)
 
     def _encode(
         self, columns: Mapping[str, pa.Array], size: int, mask: np.ndarray | None, faults: Faults
-    ) -> Batch:
+    ) -> tuple[Encoded, EncodedTargets]:
         encoded = self.encoder.encode(columns, size, faults, mask)
-        targets = encode_targets(self.targets, columns, faults)
-        return encoded.batch(
-            size, labels=targets.labels, sample_weights=targets.sample_weights, keys=targets.keys
-        )
+        return encoded, encode_targets(self.targets, columns, faults)
 
     def _deliver(
         self,
@@ -173,3 +170,15 @@ class UnitEncoder:
             values=values[bad],
             remedy="correct the cost, or raise data_config.batch_cost_size",
         )
+
+
+def _cut_origin(origin: Origin, taken: slice) -> Origin:
+    return Origin(origin.files, origin.file_index[taken], origin.row[taken])
+
+
+def _cut_targets(targets: EncodedTargets, taken: slice) -> dict[str, dict[str, Tensor]]:
+    """The fields of a batch that targets fill, for some of the rows."""
+    return {
+        item.name: {name: column[taken] for name, column in getattr(targets, item.name).items()}
+        for item in fields(targets)
+    }

@@ -15,16 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
-from torch import Tensor
 
-from recgrad.data.batch import KeyedJagged
-from recgrad.data.encoder import Encoded, FeatureEncoder
+from recgrad.data.encoded import Encoded, IdArrays, Ints
+from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
 from recgrad.data.features.spec import Kind
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -120,55 +116,45 @@ class CodedEncoder:
         texts = pa.concat_arrays([dictionary, pa.nulls(1, dictionary.type)])
         faults = Faults()
         encoded = encoder.encode({encoder.columns[0]: texts}, len(texts), faults).sparse
-        weights = None if encoded.weights is None else encoded.weights.numpy()
-        # NumPy, not torch, here and below: torch would wake its own threads for these small sums.
-        lengths = encoded.lengths.numpy()
-        single = bool((lengths[:-1] == 1).all())
-        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        return _Codes(dictionary, encoded.values.numpy(), starts, single, weights, bool(faults))
+        single = bool((encoded.lengths[:-1] == 1).all())
+        return _Codes(dictionary, encoded.values, encoded.offsets, single, encoded.weights, bool(faults))
 
     def _merge(
         self,
-        rest: KeyedJagged,
+        rest: IdArrays,
         codes: Mapping[str, _Codes],
         rows: Mapping[str, Ints],
         size: int,
         single: bool,
-    ) -> KeyedJagged:
+    ) -> IdArrays:
         """All sparse features in the order of the config."""
         plain = rest.weights is None and all(item.weights is None for item in codes.values())
         at = {name: i for i, name in enumerate(rest.keys)}
         if single and plain:
             values = np.empty((len(self._order), size), np.int64)
-            known = rest.values.numpy().reshape(len(at), size)
+            known = rest.values.reshape(len(at), size)
             for i, name in enumerate(self._order):
                 if name in at:
                     values[i] = known[at[name]]
                 else:
                     codes[name].ids.take(rows[name], out=values[i], mode="clip")
-            ones = torch.from_numpy(np.ones(values.size, np.int32))
+            ones = np.ones(values.size, np.int32)
             counts = (size,) * len(self._order)
-            return KeyedJagged(
-                tuple(self._order), torch.from_numpy(values.reshape(-1)), ones, counts, None, True
-            )
+            return IdArrays(tuple(self._order), values.reshape(-1), ones, counts, None, True)
         parts = [rest[name] if name in at else _gather(name, codes[name], rows[name]) for name in self._order]
         weights = None
         if not plain:
-            weights = _join(
-                [torch.ones(len(part.values)) if part.weights is None else part.weights for part in parts]
+            weights = np.concatenate(
+                [np.ones(len(p.values), np.float32) if p.weights is None else p.weights for p in parts]
             )
-        return KeyedJagged(
+        return IdArrays(
             tuple(self._order),
-            _join([part.values for part in parts]),
-            _join([part.lengths for part in parts]),
+            np.concatenate([part.values for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
             (size,) * len(parts),
             weights,
             False,
         )
-
-
-def _join(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.from_numpy(np.concatenate([tensor.numpy() for tensor in tensors]))
 
 
 def _can_code(feature: Feature, coded_columns: Collection[str]) -> bool:
@@ -185,13 +171,12 @@ def _row_codes(array: pa.Array, null_code: int) -> Ints:
     return codes
 
 
-def _gather(name: str, codes: _Codes, rows: Ints) -> KeyedJagged:
+def _gather(name: str, codes: _Codes, rows: Ints) -> IdArrays:
     """The ids of the texts of `rows`."""
     starts = codes.starts[rows]
     counts = codes.starts[rows + 1] - starts
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     index = np.repeat(starts - (ends - counts), counts) + np.arange(total)
-    weights = None if codes.weights is None else torch.from_numpy(codes.weights[index])
-    values, lengths = torch.from_numpy(codes.ids[index]), torch.from_numpy(counts.astype(np.int32))
-    return KeyedJagged((name,), values, lengths, (len(rows),), weights)
+    weights = None if codes.weights is None else codes.weights[index]
+    return IdArrays((name,), codes.ids[index], counts.astype(np.int32), (len(rows),), weights)

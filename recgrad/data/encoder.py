@@ -1,47 +1,33 @@
-"""Columns of a batch become the dense, sparse and sequence parts of a Batch."""
+"""Columns become ids and floats: the one way that training, prediction and serving encode rows.
+
+    encoder = FeatureEncoder(features_of(config))     # once; reads vocabularies
+    faults = Faults()
+    encoded = encoder.encode_table(table, faults)     # a pyarrow Table or RecordBatch, any thread
+    if faults: …                                      # bad rows: faults.rows, faults.firsts()
+
+`encoded` is an `Encoded` of NumPy arrays (see `recgrad.data.encoded`). Importing this module
+imports no torch. Nothing is kept between calls, so any number of threads may share an encoder;
+kernels run on the calling thread, without the GIL.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
-from torch import Tensor
 
-from recgrad.data.batch import Batch, JaggedDense, KeyedDense, KeyedJagged
+from recgrad.data.arrow_columns import one_chunk
+from recgrad.data.encoded import DenseArray, Encoded, Floats, IdArrays, Lengths
 from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
 from recgrad.data.features.build import in_order
 from recgrad.data.features.frame import Frame
 from recgrad.data.features.outputs import Dense, Sparse
 from recgrad.data.features.spec import Kind
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """The features of a batch; the fields are those of Batch."""
-
-    dense: KeyedDense
-    sparse: KeyedJagged
-    sequence_lengths: Mapping[str, Tensor] = field(default_factory=dict)
-    sequence_sparse: KeyedJagged | None = None
-    sequence_dense: Mapping[str, JaggedDense] = field(default_factory=dict)
-
-    def batch(self, size: int, **more: Any) -> Batch:
-        """A batch of these features, and of `more` fields."""
-        return Batch(
-            size=size,
-            dense=self.dense,
-            sparse=self.sparse,
-            sequence_lengths=self.sequence_lengths,
-            sequence_sparse=self.sequence_sparse,
-            sequence_dense=self.sequence_dense,
-            **more,
-        )
+from recgrad.errors import DataError
 
 
 class FeatureEncoder:
@@ -94,6 +80,7 @@ class FeatureEncoder:
         sparse = [results[f.name] for f in self._sparse]
         lengths, sequence_sparse, sequence_dense = self._pack_sequences(results)
         return Encoded(
+            size=size,
             dense=self._pack_dense(results, size),
             sparse=_pack_ids(tuple(f.name for f in self._sparse), sparse, [size] * len(sparse)),
             sequence_lengths=lengths,
@@ -101,28 +88,40 @@ class FeatureEncoder:
             sequence_dense=sequence_dense,
         )
 
-    def _pack_dense(self, results: Mapping[str, Any], size: int) -> KeyedDense:
+    def encode_table(self, table: pa.Table | pa.RecordBatch, faults: Faults) -> Encoded:
+        """The features of the rows of a table, which may have other columns too; as `encode`."""
+        names = table.schema.names
+        columns = {}
+        for name in self.columns:
+            if names.count(name) > 1:
+                raise DataError(f"data: column '{name}' occurs {names.count(name)} times; keep one")
+            if name in names:
+                column = table.column(name)
+                columns[name] = one_chunk(column) if isinstance(column, pa.ChunkedArray) else column
+        return self.encode(columns, table.num_rows, faults)
+
+    def _pack_dense(self, results: Mapping[str, Any], size: int) -> DenseArray:
         matrix = np.empty((size, sum(self._dims)), np.float32)
         at = 0
         for feature, width in zip(self._dense, self._dims, strict=True):
             matrix[:, at : at + width] = results[feature.name].values
             at += width
-        return KeyedDense(tuple(f.name for f in self._dense), self._dims, torch.from_numpy(matrix))
+        return DenseArray(tuple(f.name for f in self._dense), self._dims, matrix)
 
     def _pack_sequences(
         self, results: Mapping[str, Any]
-    ) -> tuple[dict[str, Tensor], KeyedJagged | None, dict[str, JaggedDense]]:
-        lengths: dict[str, Tensor] = {}
-        dense: dict[str, JaggedDense] = {}
+    ) -> tuple[dict[str, Lengths], IdArrays | None, dict[str, Floats]]:
+        lengths: dict[str, Lengths] = {}
+        dense: dict[str, Floats] = {}
         sparse = []
         for feature in self._sequences:
             result, name = results[feature.name], feature.name
-            rows = torch.from_numpy(np.diff(result.row_offsets).astype(np.int32))
+            rows = np.diff(result.row_offsets).astype(np.int32)
             lengths[name] = rows
             if feature.spec.sequence_name is not None:
                 lengths.setdefault(feature.spec.sequence_name, rows)
             if isinstance(result, Dense):
-                dense[name] = JaggedDense(torch.from_numpy(np.require(result.values, requirements="W")), rows)
+                dense[name] = np.require(result.values, requirements="W")
             else:
                 sparse.append((name, result))
         if not sparse:
@@ -151,7 +150,7 @@ class FeatureEncoder:
                 )
 
 
-def _pack_ids(keys: tuple[str, ...], results: Sequence[Any], counts: Sequence[int]) -> KeyedJagged:
+def _pack_ids(keys: tuple[str, ...], results: Sequence[Any], counts: Sequence[int]) -> IdArrays:
     """Ids of all features one after another."""
     parts: list[Sparse] = list(results)
     values = np.concatenate([part.values for part in parts]) if parts else np.empty(0, np.int64)
@@ -164,11 +163,7 @@ def _pack_ids(keys: tuple[str, ...], results: Sequence[Any], counts: Sequence[in
         )
     weights = None
     if any(part.weights is not None for part in parts):
-        weights = torch.from_numpy(
-            np.concatenate(
-                [np.ones(len(p.values), np.float32) if p.weights is None else p.weights for p in parts]
-            )
+        weights = np.concatenate(
+            [np.ones(len(p.values), np.float32) if p.weights is None else p.weights for p in parts]
         )
-    return KeyedJagged(
-        keys, torch.from_numpy(values), torch.from_numpy(lengths), tuple(counts), weights, single
-    )
+    return IdArrays(keys, values, lengths, tuple(counts), weights, single)

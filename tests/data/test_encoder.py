@@ -1,18 +1,21 @@
 """FeatureEncoder: packing, features that read features, faults, and batches of no rows."""
 
+import json
+import subprocess
+import sys
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recgrad.config.proto import feature_pb2
-from recgrad.data.encoder import Encoded, FeatureEncoder
+from recgrad.data.encoded import Encoded
+from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Fault, Faults
 from recgrad.data.features import FEATURES, build_features
 from recgrad.errors import ConfigError, DataError
@@ -53,7 +56,7 @@ def test_ids_lie_feature_after_feature() -> None:
     assert encoded.dense.values.tolist() == [[0.5], [1.5]]
     assert encoded.sequence_sparse is None
     dtypes = (encoded.sparse.values.dtype, encoded.sparse.lengths.dtype, encoded.dense.values.dtype)
-    assert dtypes == (torch.int64, torch.int32, torch.float32)
+    assert dtypes == (np.int64, np.int32, np.float32)
 
 
 def test_results_share_no_memory_with_the_columns() -> None:
@@ -300,7 +303,7 @@ def flat(encoded: Encoded) -> list[list[Any]]:
             lists += [part.values.tolist(), part.lengths.tolist()]
             lists += [part.weights.tolist()] if part.weights is not None else []
     lists += [lengths.tolist() for lengths in encoded.sequence_lengths.values()]
-    lists += [part.values.reshape(-1).tolist() for part in encoded.sequence_dense.values()]
+    lists += [part.reshape(-1).tolist() for part in encoded.sequence_dense.values()]
     return lists
 
 
@@ -313,5 +316,54 @@ def test_threads_may_share_an_encoder() -> None:
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda batch: encode(made, batch)[0], batches))
     for a, b in zip(alone, together, strict=True):
-        assert torch.equal(a.sparse.values, b.sparse.values)
-        assert torch.equal(a.dense.values, b.dense.values)
+        assert np.array_equal(a.sparse.values, b.sparse.values)
+        assert np.array_equal(a.dense.values, b.dense.values)
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # importing it is an ImportError
+import json
+import pyarrow as pa
+from google.protobuf import text_format
+from recgrad.config.proto.pipeline_pb2 import PipelineConfig
+from recgrad.data.encoder import FeatureEncoder
+from recgrad.data.coded import CodedEncoder
+from recgrad.data.faults import Faults
+from recgrad.data.features import FEATURES
+from recgrad.data.features.build import features_of
+
+assert len([FEATURES[name] for name in FEATURES]) > 10
+features = features_of(text_format.Parse(sys.argv[1], PipelineConfig()))
+table = pa.table({"a": ["u", "v|w", None], "x": [0.5, None, 2.0], "s": [[1, 2], [], [3]]})
+for rows in (table, table.to_batches()[0], pa.concat_tables([table[:1], table[1:]])):
+    encoded = FeatureEncoder(features).encode_table(rows, Faults())
+    print(json.dumps([encoded.sparse.values.tolist(), encoded.dense.values.tolist(),
+        encoded.sequence_sparse.values.tolist()]))
+"""
+
+
+def test_rows_are_encoded_without_torch() -> None:
+    body = 'separator: "|" hash_bucket_size: 1000'
+    sequence = ids("s", 'sequence_length: 5 sequence_delim: ";" num_buckets: 9')
+    texts = [ids("a", body), raw("x", 'default_value: "1"'), sequence.replace("id_f", "sequence_id_f", 1)]
+    config = 'train_input_path: "" eval_input_path: "" model_dir: "" data_config { fg_mode: FG_NORMAL }'
+    config += "".join(f" feature_configs {{ {text} }}" for text in texts)
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, config], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    first, *others = run.stdout.splitlines()
+    assert others == [first, first]
+    columns = {"a": ["u", "v|w", None], "x": [0.5, None, 2.0], "s": [[1, 2], [], [3]]}
+    here, _ = encode(encoder(*texts), columns)
+    expected = [here.sparse.values, here.dense.values, here.sequence_sparse.values]
+    assert json.loads(first) == [part.tolist() for part in expected]
+
+
+def test_a_column_that_a_table_has_twice_is_refused() -> None:
+    table = pa.table([[1], [2]], names=["a", "a"])
+    with pytest.raises(DataError, match="column 'a' occurs 2 times; keep one"):
+        encoder(ids("a")).encode_table(table, Faults())
+    with pytest.raises(DataError, match=r"column 'a' is missing \(has: \)"):
+        encoder(ids("a")).encode_table(pa.table({"b": [1]}), Faults())

@@ -93,7 +93,7 @@ def test_batches_hold_what_encoding_the_rows_alone_gives(write_rows, open_loader
     for batch, rows in loader.epoch_with_rows():
         part = table.slice(rows["id"][0].as_py(), batch.size)
         columns = {name: part[name].combine_chunks() for name in encoder.columns}
-        alone = encoder.encode(columns, batch.size, Faults())
+        alone = Batch.of(encoder.encode(columns, batch.size, Faults()))
         assert torch.equal(batch.dense.values, alone.dense.values)
         assert torch.equal(batch.sparse.values, alone.sparse.values)
         assert torch.equal(batch.sparse.lengths, alone.sparse.lengths)

@@ -14,7 +14,7 @@ from recgrad.config.proto.loss_pb2 import LossConfig
 from recgrad.config.proto.metric_pb2 import MetricConfig, TrainMetricConfig
 from recgrad.config.proto.model_pb2 import ModelConfig
 from recgrad.config.proto.module_pb2 import MLP
-from recgrad.data.slicing import cut_batch
+from recgrad.data.batch import KeyedDense, KeyedJagged
 from recgrad.losses import LOSSES, build_loss
 from recgrad.metrics import METRICS, TRAIN_METRICS
 from recgrad.models.base import MODELS
@@ -37,7 +37,22 @@ CASES = [
 
 
 def no_rows(batch):
-    return cut_batch(batch, [0, 0, batch.size])[0]
+    def nothing(part):
+        if part is None or isinstance(part, torch.Tensor):
+            return None if part is None else part[:0]
+        if isinstance(part, KeyedDense):
+            return replace(part, values=part.values[:0])
+        if isinstance(part, KeyedJagged):
+            bags = (0,) * len(part.keys)
+            return KeyedJagged(part.keys, part.values[:0], part.lengths[:0], bags, nothing(part.weights))
+        if isinstance(part, dict):
+            return {key: nothing(item) for key, item in part.items()}
+        return replace(part, values=part.values[:0], lengths=part.lengths[:0])
+
+    parts = ("dense", "sparse", "sequence_lengths", "sequence_sparse", "sequence_dense")
+    targets = ("labels", "sample_weights", "keys")
+    changed = {name: nothing(getattr(batch, name)) for name in (*parts, *targets)}
+    return replace(batch, size=0, origin=None, negatives=None, **changed)
 
 
 def set_layers(message, text):

@@ -143,7 +143,7 @@ class NegativeSampler(Sampler):
                 f"{rows[fault.row]} of "
                 f"item table '{self.items.name}'); {fault.remedy}"
             )
-        return encoded.batch(self.count)
+        return Batch.of(encoded)
 
     def _own_keys(self, own: pa.Array) -> npt.NDArray[np.int64]:
         """The keys of the batch's items; a row may hold several, as a list or joined text."""

@@ -10,7 +10,8 @@ import pytest
 from google.protobuf import text_format
 
 from recgrad.config.proto import feature_pb2
-from recgrad.data.encoder import Encoded, FeatureEncoder
+from recgrad.data.encoded import Encoded
+from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
 from recgrad.data.features import Feature, build_features
 from recgrad.data.hashing import hash_array
@@ -64,9 +65,9 @@ class Result:
 
     def sequence_floats(self, name: str | None = None) -> list[list[list[float]]]:
         """The vector of each position of each row."""
-        part = self.encoded.sequence_dense[name or self.features[0].spec.name]
-        vectors = iter(part.values.tolist())
-        rows = [[next(vectors) for _ in range(n)] for n in part.lengths.tolist()]
+        name = name or self.features[0].spec.name
+        vectors = iter(self.encoded.sequence_dense[name].tolist())
+        rows = [[next(vectors) for _ in range(n)] for n in self.encoded.sequence_lengths[name].tolist()]
         assert next(vectors, None) is None
         return rows
 
