@@ -8,8 +8,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 OUT ?= quickstart
 
-# Test workers share the cores: one thread each, and none that spins while it waits.
-PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+# Test workers share the cores: one thread each unless THREADS says otherwise, and none that spins while it waits.
+THREADS ?= 1
+PYTEST := OMP_NUM_THREADS=$(THREADS) OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: quickstart test test-fast lint format proto bench clean help
 
