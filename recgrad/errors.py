@@ -58,6 +58,10 @@ class CheckpointError(RecgradError):
     """A checkpoint that is missing, damaged or does not fit the model."""
 
 
+class BundleError(RecgradError):
+    """An exported model that is missing, damaged, of another version, or does not give its golden scores."""
+
+
 class LostRankError(CheckpointError):
     """A checkpoint that was not written because another rank did not do its part in time."""
 
