@@ -27,7 +27,7 @@ from recgrad.errors import DataError, RecgradError
 from recgrad.models.base import Model
 from recgrad.training import run
 from recgrad.training.assembly import Training
-from recgrad.training.checkpoint import reader
+from recgrad.training.checkpoint import folder
 from recgrad.training.checkpoint.snapshot import TableRows
 from recgrad.training.checkpoint.stored import StoredTable
 from recgrad.training.dense_state import dense_state
@@ -38,7 +38,7 @@ built: list[Training] = []
 build_training = run.build_training
 report = Trainer._report
 losses = Task.losses
-check_file = reader.check_file
+check_file = folder.check_file
 parts = {kind: kind.part for kind in (TableRows, StoredTable)}
 read: dict[str, set[int]] = {}
 prepare, send = Model.prepare, Model.send
@@ -104,7 +104,7 @@ def one(arguments: dict[str, Any]) -> dict[str, Any]:
         return {name: value * torch.nan for name, value in found.items()} if here else found
 
     Task.losses = lose  # type: ignore[method-assign]
-    reader.check_file = check
+    folder.check_file = check
     sent = watch_ids(arguments.pop("ahead", True), arguments.pop("unsound", None))
     left: dict[str, Any] = {}
     try:
