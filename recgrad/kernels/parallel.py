@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from numba import njit, types
 
 from recgrad.kernels.simd import fetch_add
-from recgrad.kernels.threads import run_on_threads
+from recgrad.kernels.threads import run_on_threads, thread_count
 
 Array = npt.NDArray[Any]
+
+__all__ = ["FIRST", "SIGNATURE", "launch", "launch_block", "next_task", "thread_count", "thread_number"]
 
 SIGNATURE = types.void(types.int64)
 _TASK, _THREAD = 0, 8  # bytes from the start of a block to the two counters
@@ -43,11 +44,6 @@ def next_task(a: int) -> int:
 def thread_number(a: int) -> int:
     """The number of the thread that calls, from 0 on: to be asked for once per call of the kernel."""
     return fetch_add(a + _THREAD, 1)
-
-
-def thread_count() -> int:
-    """The number of threads that kernels run on: torch.set_num_threads sets it."""
-    return torch.get_num_threads()
 
 
 def launch(kernel: Any, *arguments: int | Array, tasks: int) -> None:

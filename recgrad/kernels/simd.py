@@ -294,6 +294,45 @@ def lane(context: Any, x: Any, i: Any) -> Any:
 
 
 @intrinsic
+def lanes_above(context: Any, x: Any, limit: Any) -> Any:
+    """The numbers of the lanes of sixteen float32 that are above a limit, as the set bits of an int32."""
+
+    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
+        found = b.fcmp_ordered(">", args[0], _spread(b, args[1], LANES))
+        return b.zext(b.bitcast(found, ir.IntType(LANES)), _I32)
+
+    return types.int32(Vector(LANES), types.float32), generate
+
+
+@intrinsic
+def any_above(context: Any, a: Any, b: Any, c: Any, limits: Any) -> Any:
+    """Whether a number of three vectors is above the vector's limit, three float32 at an address."""
+
+    def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
+        found = None
+        for place, x in enumerate(args[:3]):
+            at = builder.add(args[3], _I64(4 * place))
+            limit = _spread(builder, builder.load(_pointer(builder, at, _FLOAT), align=4), LANES)
+            above = builder.fcmp_ordered(">", x, limit)
+            found = above if found is None else builder.or_(found, above)
+        number = builder.bitcast(found, ir.IntType(LANES))
+        return builder.icmp_unsigned("!=", number, ir.Constant(ir.IntType(LANES), 0))
+
+    vector = Vector(LANES)
+    return types.boolean(vector, vector, vector, types.int64), generate
+
+
+@intrinsic
+def lowest_bit(context: Any, value: Any) -> Any:
+    """The number of the lowest set bit of an int32 that is not 0."""
+
+    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
+        return b.zext(b.cttz(args[0], ir.Constant(ir.IntType(1), 1)), _I64)
+
+    return types.int64(types.int32), generate
+
+
+@intrinsic
 def bits(context: Any, value: Any) -> Any:
     """The bits of a float32 as int32."""
     return types.int32(types.float32), lambda _, b, __, args: b.bitcast(args[0], _I32)
@@ -324,6 +363,7 @@ def _plain(result: Any, element: Any, size: int) -> tuple[Any, Any]:
 load_i64, store_i64 = _plain(types.int64, _I64, 8)
 load_i32, store_i32 = _plain(types.int32, _I32, 4)
 load_i16, store_i16 = _plain(types.int16, _I16, 2)
+load_u8, store_u8 = _plain(types.uint8, _I8, 1)
 load_f64, _ = _plain(types.float64, _DOUBLE, 8)
 
 

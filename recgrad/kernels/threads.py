@@ -1,21 +1,51 @@
-"""Running a compiled kernel on torch's own threads.
+"""Running a compiled kernel on torch's own threads, or on Python's where torch is not loaded.
 
 numba's own thread pools would spin beside torch's; libgomp, which torch has loaded, takes the
-kernel into the same pool. Where there is no libgomp, Python threads do.
+kernel into the same pool. Where there is no libgomp, Python threads do. A served model has no torch:
+nothing here loads it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 
 from recgrad.kernels.flushing import flushing_caller
+
+_without_torch: list[int] = []
+
+
+def thread_count() -> int:
+    """The number of threads that kernels run on.
+
+    torch.set_num_threads sets it. Without torch `set_thread_count` does, else it is OMP_NUM_THREADS or
+    the cores of this process.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "get_num_threads"):  # not while it is being imported
+        return int(torch.get_num_threads())
+    if not _without_torch:
+        asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        _without_torch.append(int(asked) if asked.isdecimal() and int(asked) else cores)
+    return _without_torch[0]
+
+
+def set_thread_count(threads: int) -> None:
+    """Say how many threads kernels run on where torch is not loaded; where it is, tell torch."""
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")
+    _without_torch[:] = [threads]
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(threads)
 
 
 def run_on_threads(kernel: Any, address: int, tasks: int) -> None:
@@ -32,7 +62,7 @@ def run_on_threads(kernel: Any, address: int, tasks: int) -> None:
     if caller := flushing_caller():
         block = np.array([function, address], np.int64)
         function, address = caller, block.__array_interface__["data"][0]
-    threads = min(torch.get_num_threads(), tasks)
+    threads = min(thread_count(), tasks)
     if threads <= 1:
         _caller(function)(address)
     elif (openmp := _openmp()) is not None:
@@ -54,7 +84,7 @@ def call_on_threads(function: Callable[[], None]) -> None:
         except BaseException as error:  # ctypes would print and forget it, Ctrl-C too
             errors.append(error)
 
-    threads, openmp = torch.get_num_threads(), _openmp()
+    threads, openmp = thread_count(), _openmp()
     if threads <= 1 or openmp is None:
         call(None)
     else:
@@ -69,9 +99,13 @@ def _caller(address: int) -> Callable[[int], None]:
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
 
-@lru_cache(maxsize=1)
 def _openmp() -> Any:
     """GOMP_parallel(function, argument, threads, flags) of the OpenMP library that torch uses, or None."""
+    return _loaded_openmp() if "torch" in sys.modules else None
+
+
+@lru_cache(maxsize=1)
+def _loaded_openmp() -> Any:
     try:
         function = ctypes.CDLL("libgomp.so.1").GOMP_parallel
     except (OSError, AttributeError):

@@ -27,9 +27,9 @@ def no_libgomp(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return load(name, *args, **kwargs)
 
     monkeypatch.setattr(threads.ctypes, "CDLL", missing)
-    threads._openmp.cache_clear()
+    threads._loaded_openmp.cache_clear()
     yield
-    threads._openmp.cache_clear()
+    threads._loaded_openmp.cache_clear()
 
 
 @pytest.fixture
