@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from recgrad.check.rule import CHECKS, Context, Node
 from recgrad.check.tasks import Task, tasks
+from recgrad.losses import LOSSES
 
 _ONE_LOGIT = ("binary_cross_entropy", "binary_focal_loss", "l2_loss")
 _RETRIEVAL_METRICS = ("recall_at_k", "ndcg_at_k", "hit_rate_at_k", "mrr", "custom_metric")
@@ -109,8 +110,14 @@ def _members(context: Context, node: Node, field: str, oneof: str) -> list[tuple
 def _check_classes(context: Context, task: Task, name: str, node: Node) -> None:
     classes = task.num_class
     if task.retrieval:
-        if name not in ("softmax_cross_entropy", "custom_loss"):
-            context.problem(node.path, "a two-tower model learns by softmax_cross_entropy; use that")
+        if name in LOSSES and not LOSSES[name].takes_candidates:
+            fitting = ", ".join(n for n in LOSSES if LOSSES[n].takes_candidates)
+            context.problem(node.path, f"does not compare an item with negatives; use one of {fitting}")
+        sampler = context.config.data_config.WhichOneof("sampler")
+        if name in LOSSES and LOSSES[name].over_vectors and sampler != "catalogue_sampler":
+            context.problem(node.path, "needs all items; set data_config.catalogue_sampler")
+    elif name in LOSSES and not LOSSES[name].takes_labels:
+        context.problem(node.path, "compares an item with negatives, so it needs a two-tower model")
     elif name in _ONE_LOGIT and classes > 1:
         context.problem(node.path, f"needs num_class 1, got {classes}")
     elif name == "jrc_loss" and classes > 2:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from recgrad.config.proto.loss_pb2 import LossConfig
     from recgrad.losses.binary_cross_entropy import BinaryCrossEntropy
     from recgrad.losses.binary_focal_loss import BinaryFocalLoss
+    from recgrad.losses.bpr_loss import BPRLoss
+    from recgrad.losses.cosine_contrastive_loss import CosineContrastiveLoss
+    from recgrad.losses.full_softmax import FullSoftmax
+    from recgrad.losses.gbce_loss import GBCELoss
     from recgrad.losses.jrc_loss import JRCLoss
     from recgrad.losses.l2_loss import L2Loss
     from recgrad.losses.softmax_cross_entropy import SoftmaxCrossEntropy
@@ -22,8 +26,12 @@ LOSSES: Registry[type[Loss]] = Registry("loss", "recgrad.losses")
 
 __all__ = [
     "LOSSES",
+    "BPRLoss",
     "BinaryCrossEntropy",
     "BinaryFocalLoss",
+    "CosineContrastiveLoss",
+    "FullSoftmax",
+    "GBCELoss",
     "JRCLoss",
     "L2Loss",
     "Loss",
@@ -38,6 +46,10 @@ if not TYPE_CHECKING:
         {
             "BinaryCrossEntropy": "recgrad.losses.binary_cross_entropy",
             "BinaryFocalLoss": "recgrad.losses.binary_focal_loss",
+            "BPRLoss": "recgrad.losses.bpr_loss",
+            "CosineContrastiveLoss": "recgrad.losses.cosine_contrastive_loss",
+            "FullSoftmax": "recgrad.losses.full_softmax",
+            "GBCELoss": "recgrad.losses.gbce_loss",
             "JRCLoss": "recgrad.losses.jrc_loss",
             "L2Loss": "recgrad.losses.l2_loss",
             "SoftmaxCrossEntropy": "recgrad.losses.softmax_cross_entropy",

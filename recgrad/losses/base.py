@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from recgrad.errors import DataError
+from recgrad.losses.candidates import split_own
 from recgrad.losses.weighting import normalize_weights
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -21,14 +22,22 @@ class Loss(nn.Module):
     Attributes:
         num_logits: logits a row must have; None when that is the number of classes.
         predicts: probabilities, or values of their own scale.
+        takes_labels: whether it learns classes or values that rows are labelled with.
+        takes_candidates: whether it learns an item's score against those of others, as two-tower models do.
+        over_vectors: whether it takes vectors instead of scores from models that have them.
         needs_session: whether `session` must be given.
+        corrects_sampling: whether scores of candidates are to be corrected for how often each is drawn.
         session_name: the field whose equal values make a session.
         config_name: the name in the config that it was built from.
     """
 
     num_logits: ClassVar[int | None] = 1
     predicts: ClassVar[Literal["probabilities", "values"]] = "probabilities"
+    takes_labels: ClassVar[bool] = True
+    takes_candidates: ClassVar[bool] = False
+    over_vectors: ClassVar[bool] = False
     needs_session: ClassVar[bool] = False
+    corrects_sampling: bool = False
     session_name: str | None = None
     config_name: str = ""
 
@@ -67,6 +76,32 @@ class Loss(nn.Module):
         return values.mean() if values.numel() else values.sum()
 
 
+class CandidateLoss(Loss):
+    """A loss of an item's score against those of other candidates; a subclass writes `compare`.
+
+    Logits are [rows, candidates], −inf where a row has no candidate; the label is the column of the row's own
+    item, 0 for two-tower models.
+    """
+
+    num_logits: ClassVar[int | None] = None
+    predicts: ClassVar[Literal["probabilities", "values"]] = "values"
+    takes_labels: ClassVar[bool] = False
+    takes_candidates: ClassVar[bool] = True
+
+    def compare(self, own: Tensor, others: Tensor) -> Tensor:
+        """The loss of each row, from its own item's score [rows] and the others' [rows, candidates]."""
+        raise NotImplementedError
+
+    def rows(self, logits: Tensor, labels: Tensor, session: Tensor | None) -> Tensor:
+        """The loss of each row."""
+        name = self.config_name or type(self).__name__
+        return self.compare(*split_own(logits, class_labels(labels, logits, name)))
+
+    def predict(self, logits: Tensor) -> Tensor:
+        """The scores themselves, [rows, candidates]."""
+        return logits
+
+
 def binary_labels(labels: Tensor, like: Tensor, name: str) -> Tensor:
     """Labels as floats of the logits' type and device; on the host, one outside [0, 1] is an error."""
     labels = labels.to(like.dtype)
@@ -78,6 +113,20 @@ def binary_labels(labels: Tensor, like: Tensor, name: str) -> Tensor:
                 f"{name}: label {labels[row].item():g} at row {row} of the batch is not in [0, 1]"
             )
     return labels.to(like.device, non_blocking=True)
+
+
+def class_labels(labels: Tensor, logits: Tensor, name: str) -> Tensor:
+    """Labels as class numbers on the logits' device; on the host, one that is no class is an error."""
+    classes, num_class = labels.long(), logits.shape[1]
+    if labels.device.type == "cpu" and labels.numel() and not torch.compiler.is_compiling():
+        wrong = (classes < 0) | (classes >= num_class) | (classes != labels)
+        if wrong.any():
+            row = int(wrong.nonzero()[0])
+            raise DataError(
+                f"{name}: label {labels[row].item():g} at row {row} of the batch is not a class "
+                f"0 … {num_class - 1}; num_class must be larger than every label"
+            )
+    return classes.to(logits.device, non_blocking=True)
 
 
 def _shaped(logits: Tensor, labels: Tensor, num_logits: int | None) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from recgrad.limits import Fraction
 from recgrad.losses import LOSSES
-from recgrad.losses.base import Loss
-from recgrad.losses.softmax_cross_entropy import class_labels
+from recgrad.losses.base import Loss, class_labels
 
 
 @LOSSES.register("jrc_loss")

@@ -178,11 +178,20 @@ def test_related_towers_come_before(problems: Problems) -> None:
     ]
 
 
-def test_two_towers_learn_by_softmax(problems: Problems) -> None:
+def test_losses_over_negatives_need_two_towers(problems: Problems) -> None:
+    (problem,) = problems({f"{MODEL}.losses": [{"bpr_loss": {}}]})
+    assert (
+        problem
+        == f"{MODEL}.losses[0].bpr_loss: compares an item with negatives, so it needs a two-tower model"
+    )
+
+
+def test_two_towers_learn_against_negatives(problems: Problems) -> None:
     edits = {f"{MODEL}.losses": [{"binary_cross_entropy": {}}], f"{MODEL}.metrics": [{"auc": {}}]}
     assert problems(edits, "dssm_taobao") == [
         "model_config.losses[0].binary_cross_entropy: "
-        "a two-tower model learns by softmax_cross_entropy; use that",
+        "does not compare an item with negatives; use one of "
+        "bpr_loss, cosine_contrastive_loss, full_softmax, gbce_loss, softmax_cross_entropy",
         "model_config.metrics[0].auc: does not fit a two-tower model; "
         "use one of recall_at_k, ndcg_at_k, hit_rate_at_k, mrr",
     ]

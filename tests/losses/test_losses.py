@@ -30,7 +30,14 @@ CONFIGS = [
     "binary_focal_loss {}",
     "binary_focal_loss { gamma: 0 alpha: 0.25 }",
     "binary_focal_loss { gamma: 1.5 detach_weight: false }",
+    "bpr_loss {}",
+    "cosine_contrastive_loss {}",
+    "cosine_contrastive_loss { margin: 0.2 negative_weight: 3 }",
+    "gbce_loss { num_items: 50 }",
+    "gbce_loss { calibration: 0 }",
+    "full_softmax { chunk_scores: 4 }",
 ]
+CANDIDATES = {"bpr_loss", "cosine_contrastive_loss", "gbce_loss", "full_softmax"}
 
 
 def log_sigmoid(z: float) -> float:
@@ -63,12 +70,31 @@ def reference(text: str, logits: list[list[float]], labels: list[int], sessions:
             eps, n = message.label_smoothing, len(z)
             log_p = [value - log_sum_exp(z) for value in z]
             rows.append(-(1 - eps) * log_p[y] - eps / n * sum(log_p))
+        elif name in CANDIDATES:
+            rows.append(against_candidates(name, message, z[y], z[:y] + z[y + 1 :]))
         else:
             rivals = [j for j in range(len(labels)) if sessions[j] == sessions[i] and labels[j] != y]
             column = [logits[j][y] for j in [i, *rivals]]
             contrast = log_sum_exp(column) - z[y]
             rows.append(message.alpha * (log_sum_exp(z) - z[y]) + (1 - message.alpha) * contrast)
     return rows
+
+
+def against_candidates(name: str, message: LossConfig, own: float, others: list[float]) -> float:
+    """The losses of an item's score and the scores of others."""
+    if name == "bpr_loss":
+        return sum(-log_sigmoid(own - other) for other in others) / len(others)
+    if name == "cosine_contrastive_loss":
+        over = sum(max(0.0, other - message.margin) for other in others) / len(others)
+        return 1 - own + message.negative_weight * over
+    if name == "full_softmax":
+        return log_sum_exp([own, *others]) - own
+    beta = 1.0
+    if message.calibration:
+        alpha = len(others) / (message.num_items - 1)
+        beta = alpha * (message.calibration * (1 - 1 / alpha) + 1 / alpha)
+    losses = [-beta * log_sigmoid(own), *(-log_sigmoid(-other) for other in others)]
+    return sum(losses) / (1 + len(others))
 
 
 def inputs(loss: Loss, rows: int, seed: int, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,7 +191,9 @@ def test_predictions(text):
     loss = built(text)
     logits, _, _ = inputs(loss, 7, 4, 3.0)
     found = loss.predict(logits)
-    if loss.config_name == "l2_loss":
+    if loss.config_name in CANDIDATES:
+        assert torch.equal(found, logits)
+    elif loss.config_name == "l2_loss":
         assert torch.equal(found, logits[:, 0])
     elif loss.config_name == "softmax_cross_entropy":
         assert torch.allclose(found, logits.exp() / logits.exp().sum(1, keepdim=True))
@@ -264,6 +292,9 @@ def test_labels_out_of_range_are_named(text, label, message):
         ),
         ("binary_focal_loss { gamma: -1 }", "gamma must be at least 0, got -1"),
         ("jrc_loss { session_name: 's' alpha: 2 }", r"alpha must be in \[0, 1\]"),
+        ("cosine_contrastive_loss { margin: 2 }", r"margin must be in \[-1, 1\], got 2"),
+        ("gbce_loss {}", "num_items must be the number of items in the catalogue, got 0; give it"),
+        ("full_softmax { chunk_scores: 0 }", "chunk_scores must be at least 1, got 0"),
         ("", "no loss is set"),
         ("recon_loss {}", "recon_loss"),
         ("custom_loss { class_path: 'torch.nn.BCELoss' }", "not a subclass of recgrad.losses.Loss"),

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from recgrad.config.proto import component_pb2 as recgrad_dot_config_dot_proto_dot_component__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frecgrad/config/proto/loss.proto\x12\x07recgrad\x1a$recgrad/config/proto/component.proto\"\xec\x03\n\nLossConfig\x12;\n\x14\x62inary_cross_entropy\x18\x01 \x01(\x0b\x32\x1b.recgrad.BinaryCrossEntropyH\x00\x12=\n\x15softmax_cross_entropy\x18\x02 \x01(\x0b\x32\x1c.recgrad.SoftmaxCrossEntropyH\x00\x12\"\n\x07l2_loss\x18\x03 \x01(\x0b\x32\x0f.recgrad.L2LossH\x00\x12$\n\x08jrc_loss\x18\x04 \x01(\x0b\x32\x10.recgrad.JRCLossH\x00\x12\x35\n\x11\x62inary_focal_loss\x18\x05 \x01(\x0b\x32\x18.recgrad.BinaryFocalLossH\x00\x12\x30\n\x0b\x63ustom_loss\x18\xe8\x07 \x01(\x0b\x32\x18.recgrad.CustomComponentH\x00\x12+\n\nrecon_loss\x18\x06 \x01(\x0b\x32\x15.recgrad.SidReconLossH\x01\x12\x35\n\x0f\x63ommitment_loss\x18\x07 \x01(\x0b\x32\x1a.recgrad.SidCommitmentLossH\x01\x12\x37\n\x10\x63ontrastive_loss\x18\x08 \x01(\x0b\x32\x1b.recgrad.SidContrastiveLossH\x01\x42\x06\n\x04lossB\n\n\x08sid_loss\"&\n\x0cSidReconLoss\x12\x16\n\nrecon_type\x18\x01 \x01(\t:\x02l2\"G\n\x11SidCommitmentLoss\x12\x15\n\rlatent_weight\x18\x01 \x03(\x02\x12\x1b\n\x0f\x63ommitment_type\x18\x02 \x01(\t:\x02l2\"\x14\n\x12SidContrastiveLoss\"0\n\x12\x42inaryCrossEntropy\x12\x1a\n\x0flabel_smoothing\x18\x01 \x01(\x02:\x01\x30\"1\n\x13SoftmaxCrossEntropy\x12\x1a\n\x0flabel_smoothing\x18\x01 \x01(\x02:\x01\x30\"\x08\n\x06L2Loss\"3\n\x07JRCLoss\x12\x14\n\x0csession_name\x18\x01 \x02(\t\x12\x12\n\x05\x61lpha\x18\x02 \x01(\x02:\x03\x30.5\"U\n\x0f\x42inaryFocalLoss\x12\x10\n\x05gamma\x18\x01 \x01(\x02:\x01\x32\x12\x12\n\x05\x61lpha\x18\x02 \x01(\x02:\x03\x30.5\x12\x1c\n\rdetach_weight\x18\xe8\x07 \x01(\x08:\x04true')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frecgrad/config/proto/loss.proto\x12\x07recgrad\x1a$recgrad/config/proto/component.proto\"\xaf\x05\n\nLossConfig\x12;\n\x14\x62inary_cross_entropy\x18\x01 \x01(\x0b\x32\x1b.recgrad.BinaryCrossEntropyH\x00\x12=\n\x15softmax_cross_entropy\x18\x02 \x01(\x0b\x32\x1c.recgrad.SoftmaxCrossEntropyH\x00\x12\"\n\x07l2_loss\x18\x03 \x01(\x0b\x32\x0f.recgrad.L2LossH\x00\x12$\n\x08jrc_loss\x18\x04 \x01(\x0b\x32\x10.recgrad.JRCLossH\x00\x12\x35\n\x11\x62inary_focal_loss\x18\x05 \x01(\x0b\x32\x18.recgrad.BinaryFocalLossH\x00\x12\x30\n\x0b\x63ustom_loss\x18\xe8\x07 \x01(\x0b\x32\x18.recgrad.CustomComponentH\x00\x12%\n\x08\x62pr_loss\x18\xf4\x08 \x01(\x0b\x32\x10.recgrad.BPRLossH\x00\x12\x42\n\x17\x63osine_contrastive_loss\x18\xf5\x08 \x01(\x0b\x32\x1e.recgrad.CosineContrastiveLossH\x00\x12\'\n\tgbce_loss\x18\xf6\x08 \x01(\x0b\x32\x11.recgrad.GBCELossH\x00\x12-\n\x0c\x66ull_softmax\x18\xf7\x08 \x01(\x0b\x32\x14.recgrad.FullSoftmaxH\x00\x12+\n\nrecon_loss\x18\x06 \x01(\x0b\x32\x15.recgrad.SidReconLossH\x01\x12\x35\n\x0f\x63ommitment_loss\x18\x07 \x01(\x0b\x32\x1a.recgrad.SidCommitmentLossH\x01\x12\x37\n\x10\x63ontrastive_loss\x18\x08 \x01(\x0b\x32\x1b.recgrad.SidContrastiveLossH\x01\x42\x06\n\x04lossB\n\n\x08sid_loss\"&\n\x0cSidReconLoss\x12\x16\n\nrecon_type\x18\x01 \x01(\t:\x02l2\"G\n\x11SidCommitmentLoss\x12\x15\n\rlatent_weight\x18\x01 \x03(\x02\x12\x1b\n\x0f\x63ommitment_type\x18\x02 \x01(\t:\x02l2\"\x14\n\x12SidContrastiveLoss\"0\n\x12\x42inaryCrossEntropy\x12\x1a\n\x0flabel_smoothing\x18\x01 \x01(\x02:\x01\x30\"S\n\x13SoftmaxCrossEntropy\x12\x1a\n\x0flabel_smoothing\x18\x01 \x01(\x02:\x01\x30\x12 \n\x10log_q_correction\x18\xf8\x08 \x01(\x08:\x05\x66\x61lse\"\x08\n\x06L2Loss\"3\n\x07JRCLoss\x12\x14\n\x0csession_name\x18\x01 \x02(\t\x12\x12\n\x05\x61lpha\x18\x02 \x01(\x02:\x03\x30.5\"U\n\x0f\x42inaryFocalLoss\x12\x10\n\x05gamma\x18\x01 \x01(\x02:\x01\x32\x12\x12\n\x05\x61lpha\x18\x02 \x01(\x02:\x03\x30.5\x12\x1c\n\rdetach_weight\x18\xe8\x07 \x01(\x08:\x04true\"\t\n\x07\x42PRLoss\"I\n\x15\x43osineContrastiveLoss\x12\x13\n\x06margin\x18\x01 \x01(\x02:\x03\x30.9\x12\x1b\n\x0fnegative_weight\x18\x02 \x01(\x02:\x02\x31\x30\";\n\x08GBCELoss\x12\x19\n\x0b\x63\x61libration\x18\x01 \x01(\x02:\x04\x30.75\x12\x14\n\tnum_items\x18\x02 \x01(\x04:\x01\x30\"-\n\x0b\x46ullSoftmax\x12\x1e\n\x0c\x63hunk_scores\x18\x01 \x01(\x04:\x08\x31\x36\x37\x37\x37\x32\x31\x36')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,21 +33,29 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'recgrad.config.proto.loss_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LOSSCONFIG']._serialized_start=83
-  _globals['_LOSSCONFIG']._serialized_end=575
-  _globals['_SIDRECONLOSS']._serialized_start=577
-  _globals['_SIDRECONLOSS']._serialized_end=615
-  _globals['_SIDCOMMITMENTLOSS']._serialized_start=617
-  _globals['_SIDCOMMITMENTLOSS']._serialized_end=688
-  _globals['_SIDCONTRASTIVELOSS']._serialized_start=690
-  _globals['_SIDCONTRASTIVELOSS']._serialized_end=710
-  _globals['_BINARYCROSSENTROPY']._serialized_start=712
-  _globals['_BINARYCROSSENTROPY']._serialized_end=760
-  _globals['_SOFTMAXCROSSENTROPY']._serialized_start=762
-  _globals['_SOFTMAXCROSSENTROPY']._serialized_end=811
-  _globals['_L2LOSS']._serialized_start=813
-  _globals['_L2LOSS']._serialized_end=821
-  _globals['_JRCLOSS']._serialized_start=823
-  _globals['_JRCLOSS']._serialized_end=874
-  _globals['_BINARYFOCALLOSS']._serialized_start=876
-  _globals['_BINARYFOCALLOSS']._serialized_end=961
+  _globals['_LOSSCONFIG']._serialized_end=770
+  _globals['_SIDRECONLOSS']._serialized_start=772
+  _globals['_SIDRECONLOSS']._serialized_end=810
+  _globals['_SIDCOMMITMENTLOSS']._serialized_start=812
+  _globals['_SIDCOMMITMENTLOSS']._serialized_end=883
+  _globals['_SIDCONTRASTIVELOSS']._serialized_start=885
+  _globals['_SIDCONTRASTIVELOSS']._serialized_end=905
+  _globals['_BINARYCROSSENTROPY']._serialized_start=907
+  _globals['_BINARYCROSSENTROPY']._serialized_end=955
+  _globals['_SOFTMAXCROSSENTROPY']._serialized_start=957
+  _globals['_SOFTMAXCROSSENTROPY']._serialized_end=1040
+  _globals['_L2LOSS']._serialized_start=1042
+  _globals['_L2LOSS']._serialized_end=1050
+  _globals['_JRCLOSS']._serialized_start=1052
+  _globals['_JRCLOSS']._serialized_end=1103
+  _globals['_BINARYFOCALLOSS']._serialized_start=1105
+  _globals['_BINARYFOCALLOSS']._serialized_end=1190
+  _globals['_BPRLOSS']._serialized_start=1192
+  _globals['_BPRLOSS']._serialized_end=1201
+  _globals['_COSINECONTRASTIVELOSS']._serialized_start=1203
+  _globals['_COSINECONTRASTIVELOSS']._serialized_end=1276
+  _globals['_GBCELOSS']._serialized_start=1278
+  _globals['_GBCELOSS']._serialized_end=1337
+  _globals['_FULLSOFTMAX']._serialized_start=1339
+  _globals['_FULLSOFTMAX']._serialized_end=1384
 # @@protoc_insertion_point(module_scope)

@@ -31,6 +31,10 @@ class LossConfig(message.Message):
     JRC_LOSS_FIELD_NUMBER: builtins.int
     BINARY_FOCAL_LOSS_FIELD_NUMBER: builtins.int
     CUSTOM_LOSS_FIELD_NUMBER: builtins.int
+    BPR_LOSS_FIELD_NUMBER: builtins.int
+    COSINE_CONTRASTIVE_LOSS_FIELD_NUMBER: builtins.int
+    GBCE_LOSS_FIELD_NUMBER: builtins.int
+    FULL_SOFTMAX_FIELD_NUMBER: builtins.int
     RECON_LOSS_FIELD_NUMBER: builtins.int
     COMMITMENT_LOSS_FIELD_NUMBER: builtins.int
     CONTRASTIVE_LOSS_FIELD_NUMBER: builtins.int
@@ -49,6 +53,14 @@ class LossConfig(message.Message):
         """Ours, from here on."""
 
     @builtins.property
+    def bpr_loss(self) -> BPRLoss: ...
+    @builtins.property
+    def cosine_contrastive_loss(self) -> CosineContrastiveLoss: ...
+    @builtins.property
+    def gbce_loss(self) -> GBCELoss: ...
+    @builtins.property
+    def full_softmax(self) -> FullSoftmax: ...
+    @builtins.property
     def recon_loss(self) -> SidReconLoss: ...
     @builtins.property
     def commitment_loss(self) -> SidCommitmentLoss: ...
@@ -63,15 +75,19 @@ class LossConfig(message.Message):
         jrc_loss: JRCLoss | None = ...,
         binary_focal_loss: BinaryFocalLoss | None = ...,
         custom_loss: component_pb2.CustomComponent | None = ...,
+        bpr_loss: BPRLoss | None = ...,
+        cosine_contrastive_loss: CosineContrastiveLoss | None = ...,
+        gbce_loss: GBCELoss | None = ...,
+        full_softmax: FullSoftmax | None = ...,
         recon_loss: SidReconLoss | None = ...,
         commitment_loss: SidCommitmentLoss | None = ...,
         contrastive_loss: SidContrastiveLoss | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["binary_cross_entropy", b"binary_cross_entropy", "binary_focal_loss", b"binary_focal_loss", "commitment_loss", b"commitment_loss", "contrastive_loss", b"contrastive_loss", "custom_loss", b"custom_loss", "jrc_loss", b"jrc_loss", "l2_loss", b"l2_loss", "loss", b"loss", "recon_loss", b"recon_loss", "sid_loss", b"sid_loss", "softmax_cross_entropy", b"softmax_cross_entropy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["binary_cross_entropy", b"binary_cross_entropy", "binary_focal_loss", b"binary_focal_loss", "bpr_loss", b"bpr_loss", "commitment_loss", b"commitment_loss", "contrastive_loss", b"contrastive_loss", "cosine_contrastive_loss", b"cosine_contrastive_loss", "custom_loss", b"custom_loss", "full_softmax", b"full_softmax", "gbce_loss", b"gbce_loss", "jrc_loss", b"jrc_loss", "l2_loss", b"l2_loss", "loss", b"loss", "recon_loss", b"recon_loss", "sid_loss", b"sid_loss", "softmax_cross_entropy", b"softmax_cross_entropy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["binary_cross_entropy", b"binary_cross_entropy", "binary_focal_loss", b"binary_focal_loss", "commitment_loss", b"commitment_loss", "contrastive_loss", b"contrastive_loss", "custom_loss", b"custom_loss", "jrc_loss", b"jrc_loss", "l2_loss", b"l2_loss", "loss", b"loss", "recon_loss", b"recon_loss", "sid_loss", b"sid_loss", "softmax_cross_entropy", b"softmax_cross_entropy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["binary_cross_entropy", b"binary_cross_entropy", "binary_focal_loss", b"binary_focal_loss", "bpr_loss", b"bpr_loss", "commitment_loss", b"commitment_loss", "contrastive_loss", b"contrastive_loss", "cosine_contrastive_loss", b"cosine_contrastive_loss", "custom_loss", b"custom_loss", "full_softmax", b"full_softmax", "gbce_loss", b"gbce_loss", "jrc_loss", b"jrc_loss", "l2_loss", b"l2_loss", "loss", b"loss", "recon_loss", b"recon_loss", "sid_loss", b"sid_loss", "softmax_cross_entropy", b"softmax_cross_entropy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_loss: _TypeAlias = typing.Literal["binary_cross_entropy", "softmax_cross_entropy", "l2_loss", "jrc_loss", "binary_focal_loss", "custom_loss"]  # noqa: Y015
+    _WhichOneofReturnType_loss: _TypeAlias = typing.Literal["binary_cross_entropy", "softmax_cross_entropy", "l2_loss", "jrc_loss", "binary_focal_loss", "custom_loss", "bpr_loss", "cosine_contrastive_loss", "gbce_loss", "full_softmax"]  # noqa: Y015
     _WhichOneofArgType_loss: _TypeAlias = typing.Literal["loss", b"loss"]  # noqa: Y015
     _WhichOneofReturnType_sid_loss: _TypeAlias = typing.Literal["recon_loss", "commitment_loss", "contrastive_loss"]  # noqa: Y015
     _WhichOneofArgType_sid_loss: _TypeAlias = typing.Literal["sid_loss", b"sid_loss"]  # noqa: Y015
@@ -163,15 +179,19 @@ class SoftmaxCrossEntropy(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     LABEL_SMOOTHING_FIELD_NUMBER: builtins.int
+    LOG_Q_CORRECTION_FIELD_NUMBER: builtins.int
     label_smoothing: builtins.float
+    log_q_correction: builtins.bool
+    """Ours: for two-tower models, correct the scores of negatives for how often they are drawn."""
     def __init__(
         self,
         *,
         label_smoothing: builtins.float | None = ...,
+        log_q_correction: builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["label_smoothing", b"label_smoothing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["label_smoothing", b"label_smoothing", "log_q_correction", b"log_q_correction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["label_smoothing", b"label_smoothing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["label_smoothing", b"label_smoothing", "log_q_correction", b"log_q_correction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -239,5 +259,88 @@ class BinaryFocalLoss(message.Message):
     _HasFieldArgType: _TypeAlias = typing.Literal["alpha", b"alpha", "detach_weight", b"detach_weight", "gamma", b"gamma"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["alpha", b"alpha", "detach_weight", b"detach_weight", "gamma", b"gamma"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class BPRLoss(message.Message):
+    """Ours: an item's score above those of others, pair by pair (Rendle et al. 2009)."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CosineContrastiveLoss(message.Message):
+    """Ours: cosines of an item near 1, those of others below a margin (SimpleX, Mao et al. 2021)."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    MARGIN_FIELD_NUMBER: builtins.int
+    NEGATIVE_WEIGHT_FIELD_NUMBER: builtins.int
+    margin: builtins.float
+    """Scores of negatives above it are pushed down."""
+    negative_weight: builtins.float
+    """Factor of the mean over negatives."""
+    def __init__(
+        self,
+        *,
+        margin: builtins.float | None = ...,
+        negative_weight: builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["margin", b"margin", "negative_weight", b"negative_weight"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["margin", b"margin", "negative_weight", b"negative_weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GBCELoss(message.Message):
+    """Ours: cross entropy of an item against negatives, calibrated for sampling (Petrov & Macdonald 2023)."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALIBRATION_FIELD_NUMBER: builtins.int
+    NUM_ITEMS_FIELD_NUMBER: builtins.int
+    calibration: builtins.float
+    """0 is plain binary cross entropy, 1 undoes all overconfidence of sampling."""
+    num_items: builtins.int
+    """Items of the catalogue."""
+    def __init__(
+        self,
+        *,
+        calibration: builtins.float | None = ...,
+        num_items: builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["calibration", b"calibration", "num_items", b"num_items"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calibration", b"calibration", "num_items", b"num_items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class FullSoftmax(message.Message):
+    """Ours: softmax over the whole catalogue, in chunks."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CHUNK_SCORES_FIELD_NUMBER: builtins.int
+    chunk_scores: builtins.int
+    """The most scores that are held at once."""
+    def __init__(
+        self,
+        *,
+        chunk_scores: builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["chunk_scores", b"chunk_scores"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["chunk_scores", b"chunk_scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

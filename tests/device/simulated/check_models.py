@@ -48,6 +48,10 @@ LOSSES = {
     "l2_loss {}": 1,
     "softmax_cross_entropy {}": 3,
     'jrc_loss { session_name: "s" }': 2,
+    "bpr_loss {}": 3,
+    "cosine_contrastive_loss {}": 3,
+    "gbce_loss { num_items: 9 }": 3,
+    "full_softmax {}": 3,
 }
 
 

@@ -1,0 +1,45 @@
+"""Softmax cross entropy over the whole catalogue."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from recgrad.limits import Count
+from recgrad.losses import LOSSES
+from recgrad.losses.base import CandidateLoss
+from recgrad.losses.candidates import sampled_softmax
+from recgrad.losses.chunked_softmax import CHUNK_SCORES, chunked_softmax
+
+
+@LOSSES.register("full_softmax")
+class FullSoftmax(CandidateLoss):
+    """−log softmax(scores of all items)[own item], some rows at a time.
+
+    Two-tower models hand it vectors instead of scores, with `catalogue_sampler` as their sampler, so
+    that the matrix of all scores is never held. The gradient is exact.
+
+    Args:
+        chunk_scores: the most scores that are held at once.
+    """
+
+    over_vectors: ClassVar[bool] = True
+
+    def __init__(self, *, chunk_scores: Count = CHUNK_SCORES) -> None:
+        super().__init__()
+        self.chunk_scores = chunk_scores
+
+    def compare(self, own: Tensor, others: Tensor) -> Tensor:
+        """The loss of each row, from scores."""
+        return sampled_softmax(own, others)
+
+    def compare_vectors(self, users: Tensor, items: Tensor, own: Tensor) -> Tensor:
+        """The loss of each row, from vectors whose products are the scores.
+
+        Args:
+            users: [rows, dim].
+            items: [items, dim].
+            own: int64 [rows], the row's item among them.
+        """
+        return chunked_softmax(users, items, own, scores=self.chunk_scores)
