@@ -206,6 +206,8 @@ class DataConfig(message.Message):
     HARD_NEGATIVE_SAMPLER_FIELD_NUMBER: builtins.int
     HARD_NEGATIVE_SAMPLER_V2_FIELD_NUMBER: builtins.int
     TDM_SAMPLER_FIELD_NUMBER: builtins.int
+    CATALOGUE_SAMPLER_FIELD_NUMBER: builtins.int
+    IN_BATCH_SAMPLER_FIELD_NUMBER: builtins.int
     BATCH_SIZE_FIELD_NUMBER: builtins.int
     DATASET_TYPE_FIELD_NUMBER: builtins.int
     FG_ENCODED_FIELD_NUMBER: builtins.int
@@ -295,6 +297,12 @@ class DataConfig(message.Message):
     @builtins.property
     def tdm_sampler(self) -> sampler_pb2.TDMSampler: ...
     @builtins.property
+    def catalogue_sampler(self) -> sampler_pb2.CatalogueSampler:
+        """Ours, from here on."""
+
+    @builtins.property
+    def in_batch_sampler(self) -> sampler_pb2.InBatchSampler: ...
+    @builtins.property
     def label_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Columns to learn; a model of one task learns the first."""
 
@@ -318,6 +326,8 @@ class DataConfig(message.Message):
         hard_negative_sampler: sampler_pb2.HardNegativeSampler | None = ...,
         hard_negative_sampler_v2: sampler_pb2.HardNegativeSamplerV2 | None = ...,
         tdm_sampler: sampler_pb2.TDMSampler | None = ...,
+        catalogue_sampler: sampler_pb2.CatalogueSampler | None = ...,
+        in_batch_sampler: sampler_pb2.InBatchSampler | None = ...,
         batch_size: builtins.int | None = ...,
         dataset_type: DatasetType.ValueType | None = ...,
         fg_encoded: builtins.bool | None = ...,
@@ -350,10 +360,10 @@ class DataConfig(message.Message):
         positive_labels: abc.Iterable[PositiveLabels] | None = ...,
         hash: feature_pb2.TextHash.ValueType | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_order", b"in_order", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "catalogue_sampler", b"catalogue_sampler", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_batch_sampler", b"in_batch_sampler", "in_order", b"in_order", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_order", b"in_order", "input_fields", b"input_fields", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "label_fields", b"label_fields", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "positive_labels", b"positive_labels", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sample_weight_fields", b"sample_weight_fields", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "catalogue_sampler", b"catalogue_sampler", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_batch_sampler", b"in_batch_sampler", "in_order", b"in_order", "input_fields", b"input_fields", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "label_fields", b"label_fields", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "positive_labels", b"positive_labels", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sample_weight_fields", b"sample_weight_fields", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_sampler: _TypeAlias = typing.Literal["negative_sampler", "negative_sampler_v2", "hard_negative_sampler", "hard_negative_sampler_v2", "tdm_sampler"]  # noqa: Y015
+    _WhichOneofReturnType_sampler: _TypeAlias = typing.Literal["negative_sampler", "negative_sampler_v2", "hard_negative_sampler", "hard_negative_sampler_v2", "tdm_sampler", "catalogue_sampler", "in_batch_sampler"]  # noqa: Y015
     _WhichOneofArgType_sampler: _TypeAlias = typing.Literal["sampler", b"sampler"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_sampler) -> _WhichOneofReturnType_sampler | None: ...

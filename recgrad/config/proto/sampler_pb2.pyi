@@ -7,6 +7,7 @@ from collections import abc as abc
 from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
 from google.protobuf.internal import containers as containers
+from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 import builtins as builtins
 import sys
 import typing as typing
@@ -18,9 +19,28 @@ else:
 
 DESCRIPTOR: descriptor.FileDescriptor
 
+class _SampleExclusion:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SampleExclusionEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_SampleExclusion.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    BATCH_ITEMS: _SampleExclusion.ValueType  # 0
+    """Items of any row of the batch."""
+    OWN_ITEM: _SampleExclusion.ValueType  # 1
+    """None: a row leaves out its own item, and others keep it."""
+
+class SampleExclusion(_SampleExclusion, metaclass=_SampleExclusionEnumTypeWrapper):
+    """Which draws a negative sampler refuses."""
+
+BATCH_ITEMS: SampleExclusion.ValueType  # 0
+"""Items of any row of the batch."""
+OWN_ITEM: SampleExclusion.ValueType  # 1
+"""None: a row leaves out its own item, and others keep it."""
+
 @typing.final
 class NegativeSampler(message.Message):
-    """Draws items that no row of the batch has, by their weights."""
+    """Draws items by their weights, none of which a row of the batch has."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -32,6 +52,7 @@ class NegativeSampler(message.Message):
     NUM_EVAL_SAMPLE_FIELD_NUMBER: builtins.int
     FIELD_DELIMITER_FIELD_NUMBER: builtins.int
     ITEM_ID_DELIM_FIELD_NUMBER: builtins.int
+    EXCLUDE_FIELD_NUMBER: builtins.int
     input_path: builtins.str
     """A table of items: id, weight, attributes."""
     num_sample: builtins.int
@@ -45,6 +66,8 @@ class NegativeSampler(message.Message):
     """Cuts columns of a text file."""
     item_id_delim: builtins.str
     """Cuts several ids of a row."""
+    exclude: SampleExclusion.ValueType
+    """Ours: what is not drawn in training; evaluation draws freely, as OWN_ITEM."""
     @builtins.property
     def attr_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the attributes, in their order."""
@@ -60,10 +83,11 @@ class NegativeSampler(message.Message):
         num_eval_sample: builtins.int | None = ...,
         field_delimiter: builtins.str | None = ...,
         item_id_delim: builtins.str | None = ...,
+        exclude: SampleExclusion.ValueType | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "field_delimiter", b"field_delimiter", "input_path", b"input_path", "item_id_delim", b"item_id_delim", "item_id_field", b"item_id_field", "num_eval_sample", b"num_eval_sample", "num_sample", b"num_sample"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "exclude", b"exclude", "field_delimiter", b"field_delimiter", "input_path", b"input_path", "item_id_delim", b"item_id_delim", "item_id_field", b"item_id_field", "num_eval_sample", b"num_eval_sample", "num_sample", b"num_sample"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "attr_fields", b"attr_fields", "field_delimiter", b"field_delimiter", "input_path", b"input_path", "item_id_delim", b"item_id_delim", "item_id_field", b"item_id_field", "num_eval_sample", b"num_eval_sample", "num_sample", b"num_sample"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "attr_fields", b"attr_fields", "exclude", b"exclude", "field_delimiter", b"field_delimiter", "input_path", b"input_path", "item_id_delim", b"item_id_delim", "item_id_field", b"item_id_field", "num_eval_sample", b"num_eval_sample", "num_sample", b"num_sample"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -132,6 +156,7 @@ class HardNegativeSampler(message.Message):
     ATTR_DELIMITER_FIELD_NUMBER: builtins.int
     NUM_EVAL_SAMPLE_FIELD_NUMBER: builtins.int
     FIELD_DELIMITER_FIELD_NUMBER: builtins.int
+    EXCLUDE_FIELD_NUMBER: builtins.int
     user_input_path: builtins.str
     item_input_path: builtins.str
     hard_neg_edge_input_path: builtins.str
@@ -144,6 +169,8 @@ class HardNegativeSampler(message.Message):
     attr_delimiter: builtins.str
     num_eval_sample: builtins.int
     field_delimiter: builtins.str
+    exclude: SampleExclusion.ValueType
+    """Ours: what is not drawn in training; evaluation draws freely, as OWN_ITEM."""
     @builtins.property
     def attr_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -160,10 +187,11 @@ class HardNegativeSampler(message.Message):
         attr_delimiter: builtins.str | None = ...,
         num_eval_sample: builtins.int | None = ...,
         field_delimiter: builtins.str | None = ...,
+        exclude: SampleExclusion.ValueType | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "field_delimiter", b"field_delimiter", "hard_neg_edge_input_path", b"hard_neg_edge_input_path", "item_id_field", b"item_id_field", "item_input_path", b"item_input_path", "num_eval_sample", b"num_eval_sample", "num_hard_sample", b"num_hard_sample", "num_sample", b"num_sample", "user_id_field", b"user_id_field", "user_input_path", b"user_input_path"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "exclude", b"exclude", "field_delimiter", b"field_delimiter", "hard_neg_edge_input_path", b"hard_neg_edge_input_path", "item_id_field", b"item_id_field", "item_input_path", b"item_input_path", "num_eval_sample", b"num_eval_sample", "num_hard_sample", b"num_hard_sample", "num_sample", b"num_sample", "user_id_field", b"user_id_field", "user_input_path", b"user_input_path"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "attr_fields", b"attr_fields", "field_delimiter", b"field_delimiter", "hard_neg_edge_input_path", b"hard_neg_edge_input_path", "item_id_field", b"item_id_field", "item_input_path", b"item_input_path", "num_eval_sample", b"num_eval_sample", "num_hard_sample", b"num_hard_sample", "num_sample", b"num_sample", "user_id_field", b"user_id_field", "user_input_path", b"user_input_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "attr_fields", b"attr_fields", "exclude", b"exclude", "field_delimiter", b"field_delimiter", "hard_neg_edge_input_path", b"hard_neg_edge_input_path", "item_id_field", b"item_id_field", "item_input_path", b"item_input_path", "num_eval_sample", b"num_eval_sample", "num_hard_sample", b"num_hard_sample", "num_sample", b"num_sample", "user_id_field", b"user_id_field", "user_input_path", b"user_input_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -275,5 +303,80 @@ class TDMSampler(message.Message):
     _HasFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "edge_input_path", b"edge_input_path", "field_delimiter", b"field_delimiter", "item_id_field", b"item_id_field", "item_input_path", b"item_input_path", "num_eval_sample", b"num_eval_sample", "predict_edge_input_path", b"predict_edge_input_path", "probability_type", b"probability_type", "remain_ratio", b"remain_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "attr_fields", b"attr_fields", "edge_input_path", b"edge_input_path", "field_delimiter", b"field_delimiter", "item_id_field", b"item_id_field", "item_input_path", b"item_input_path", "layer_num_sample", b"layer_num_sample", "num_eval_sample", b"num_eval_sample", "predict_edge_input_path", b"predict_edge_input_path", "probability_type", b"probability_type", "remain_ratio", b"remain_ratio"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CatalogueSampler(message.Message):
+    """Ours: every item of the catalogue is a negative, for losses over all of it."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    INPUT_PATH_FIELD_NUMBER: builtins.int
+    ATTR_FIELDS_FIELD_NUMBER: builtins.int
+    ITEM_ID_FIELD_FIELD_NUMBER: builtins.int
+    ATTR_DELIMITER_FIELD_NUMBER: builtins.int
+    NUM_EVAL_SAMPLE_FIELD_NUMBER: builtins.int
+    FIELD_DELIMITER_FIELD_NUMBER: builtins.int
+    input_path: builtins.str
+    """A table of items: id, weight, attributes."""
+    item_id_field: builtins.str
+    attr_delimiter: builtins.str
+    """Cuts the attributes' text."""
+    num_eval_sample: builtins.int
+    """Negatives in evaluation, drawn evenly; all items if 0."""
+    field_delimiter: builtins.str
+    """Cuts columns of a text file."""
+    @builtins.property
+    def attr_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of the attributes, in their order."""
+
+    def __init__(
+        self,
+        *,
+        input_path: builtins.str | None = ...,
+        attr_fields: abc.Iterable[builtins.str] | None = ...,
+        item_id_field: builtins.str | None = ...,
+        attr_delimiter: builtins.str | None = ...,
+        num_eval_sample: builtins.int | None = ...,
+        field_delimiter: builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "field_delimiter", b"field_delimiter", "input_path", b"input_path", "item_id_field", b"item_id_field", "num_eval_sample", b"num_eval_sample"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "attr_fields", b"attr_fields", "field_delimiter", b"field_delimiter", "input_path", b"input_path", "item_id_field", b"item_id_field", "num_eval_sample", b"num_eval_sample"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class InBatchSampler(message.Message):
+    """Ours: the items of other rows are the negatives (in_batch_negative), each item once, with its probability."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ITEM_ID_FIELD_FIELD_NUMBER: builtins.int
+    INPUT_PATH_FIELD_NUMBER: builtins.int
+    FIELD_DELIMITER_FIELD_NUMBER: builtins.int
+    POS_EDGE_INPUT_PATH_FIELD_NUMBER: builtins.int
+    USER_ID_FIELD_FIELD_NUMBER: builtins.int
+    item_id_field: builtins.str
+    input_path: builtins.str
+    """A table of items with their weights; without it, items of the training data are counted."""
+    field_delimiter: builtins.str
+    """Cuts columns of a text file."""
+    pos_edge_input_path: builtins.str
+    """User, item, weight: a row is not compared with items that its user has an edge to."""
+    user_id_field: builtins.str
+    def __init__(
+        self,
+        *,
+        item_id_field: builtins.str | None = ...,
+        input_path: builtins.str | None = ...,
+        field_delimiter: builtins.str | None = ...,
+        pos_edge_input_path: builtins.str | None = ...,
+        user_id_field: builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["field_delimiter", b"field_delimiter", "input_path", b"input_path", "item_id_field", b"item_id_field", "pos_edge_input_path", b"pos_edge_input_path", "user_id_field", b"user_id_field"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["field_delimiter", b"field_delimiter", "input_path", b"input_path", "item_id_field", b"item_id_field", "pos_edge_input_path", b"pos_edge_input_path", "user_id_field", b"user_id_field"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
