@@ -60,7 +60,7 @@ def _pointer(builder: Any, address: Any, target: Any) -> Any:
     return builder.inttoptr(address, target.as_pointer())
 
 
-def _spread(b: Any, value: Any, width: int) -> Any:
+def build_splat(b: Any, value: Any, width: int) -> Any:
     """A vector of one number."""
     undefined = ir.Constant(ir.VectorType(value.type, width), ir.Undefined)
     first = b.insert_element(undefined, value, _I32(0))
@@ -172,7 +172,7 @@ def store16_packed(context: Any, address: Any, value: Any, number: Any) -> Any:
     """Write sixteen float32, and an int32 into their two lowest bits."""
 
     def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
-        low = b.and_(b.lshr(_spread(b, args[2], LANES), _SHIFTS), _THREES)
+        low = b.and_(b.lshr(build_splat(b, args[2], LANES), _SHIFTS), _THREES)
         bits = b.or_(b.and_(b.bitcast(args[1], _LANES), _OTHERS), low)
         b.store(bits, _pointer(b, args[0], _LANES), align=4)
         return context.get_dummy_value()
@@ -199,7 +199,7 @@ def splat(context: Any, like: Any, value: Any) -> Any:
     """A float32 in every lane; itself where `like` is one float32."""
 
     def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
-        return _spread(b, args[1], like.width) if isinstance(like, Vector) else args[1]
+        return build_splat(b, args[1], like.width) if isinstance(like, Vector) else args[1]
 
     return like(like, types.float32), generate
 
@@ -207,7 +207,7 @@ def splat(context: Any, like: Any, value: Any) -> Any:
 @intrinsic
 def splat16(context: Any, value: Any) -> Any:
     """A float32 in sixteen lanes."""
-    return Vector(LANES)(types.float32), lambda _, b, __, args: _spread(b, args[0], LANES)
+    return Vector(LANES)(types.float32), lambda _, b, __, args: build_splat(b, args[0], LANES)
 
 
 def _binary(instruction: str) -> Any:
@@ -223,7 +223,7 @@ add, subtract, multiply = (_binary(name) for name in ("fadd", "fsub", "fmul"))
 divide = _binary("fdiv")  # as the processor divides, without a look at zeros
 
 
-def _call(b: Any, name: str, args: Any) -> Any:
+def build_call(b: Any, name: str, args: Any) -> Any:
     """Call LLVM's function of this name for the type of its arguments."""
     kind = args[0].type
     suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
@@ -234,13 +234,13 @@ def _call(b: Any, name: str, args: Any) -> Any:
 @intrinsic
 def root(context: Any, value: Any) -> Any:
     """√value."""
-    return value(value), lambda _, b, __, args: _call(b, "sqrt", args)
+    return value(value), lambda _, b, __, args: build_call(b, "sqrt", args)
 
 
 @intrinsic
 def multiply_add(context: Any, a: Any, b: Any, c: Any) -> Any:
     """a · b + c, rounded once where the processor can."""
-    return a(a, a, a), lambda _, builder, __, args: _call(builder, "fmuladd", args)
+    return a(a, a, a), lambda _, builder, __, args: build_call(builder, "fmuladd", args)
 
 
 @intrinsic
@@ -298,7 +298,7 @@ def lanes_above(context: Any, x: Any, limit: Any) -> Any:
     """The numbers of the lanes of sixteen float32 that are above a limit, as the set bits of an int32."""
 
     def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
-        found = b.fcmp_ordered(">", args[0], _spread(b, args[1], LANES))
+        found = b.fcmp_ordered(">", args[0], build_splat(b, args[1], LANES))
         return b.zext(b.bitcast(found, ir.IntType(LANES)), _I32)
 
     return types.int32(Vector(LANES), types.float32), generate
@@ -312,7 +312,7 @@ def any_above(context: Any, a: Any, b: Any, c: Any, limits: Any) -> Any:
         found = None
         for place, x in enumerate(args[:3]):
             at = builder.add(args[3], _I64(4 * place))
-            limit = _spread(builder, builder.load(_pointer(builder, at, _FLOAT), align=4), LANES)
+            limit = build_splat(builder, builder.load(_pointer(builder, at, _FLOAT), align=4), LANES)
             above = builder.fcmp_ordered(">", x, limit)
             found = above if found is None else builder.or_(found, above)
         number = builder.bitcast(found, ir.IntType(LANES))
