@@ -33,7 +33,8 @@ class TimeBuckets:
 
     def bounds(self) -> npt.NDArray[np.float64]:
         """float64 [count + 2]: where each bucket begins, and infinity."""
-        return np.r_[np.exp(np.arange(self.count + 1) * self.step), np.inf]
+        begins: npt.NDArray[np.float64] = np.exp(np.arange(self.count + 1) * self.step)
+        return np.append(begins, np.inf)
 
     @cached_property
     def arrays(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32]]:
