@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from recgrad.lazy import lazy_names
 
 __all__ = [
+    "AITM",
+    "AutoInt",
     "DBMTL",
     "DCNV1",
     "DCNV2",
@@ -14,14 +16,24 @@ __all__ = [
     "DSSM",
     "DSSMV2",
     "DeepFM",
+    "ESMM",
+    "EulerNet",
+    "FiBiNET",
+    "FinalMLP",
+    "FinalNet",
+    "GDCN",
     "MMoE",
     "MODELS",
     "MaskNet",
     "Model",
     "MultiTower",
     "MultiTowerDIN",
+    "ONN",
     "PEPNet",
     "PLE",
+    "PNN",
+    "RankMixer",
+    "STEM",
     "SimpleMultiTask",
     "WideAndDeep",
     "WuKong",
@@ -30,6 +42,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from recgrad.models.aitm import AITM
+    from recgrad.models.autoint import AutoInt
     from recgrad.models.base import MODELS, Model
     from recgrad.models.build import build_model
     from recgrad.models.dbmtl import DBMTL
@@ -39,13 +53,23 @@ if TYPE_CHECKING:
     from recgrad.models.dlrm import DLRM
     from recgrad.models.dssm import DSSM
     from recgrad.models.dssm_v2 import DSSMV2
+    from recgrad.models.esmm import ESMM
+    from recgrad.models.eulernet import EulerNet
+    from recgrad.models.fibinet import FiBiNET
+    from recgrad.models.final_mlp import FinalMLP
+    from recgrad.models.final_net import FinalNet
+    from recgrad.models.gdcn import GDCN
     from recgrad.models.mask_net import MaskNet
     from recgrad.models.mmoe import MMoE
     from recgrad.models.multi_tower import MultiTower
     from recgrad.models.multi_tower_din import MultiTowerDIN
+    from recgrad.models.onn import ONN
     from recgrad.models.pepnet import PEPNet
     from recgrad.models.ple import PLE
+    from recgrad.models.pnn import PNN
+    from recgrad.models.rank_mixer import RankMixer
     from recgrad.models.simple_multi_task import SimpleMultiTask
+    from recgrad.models.stem import STEM
     from recgrad.models.wide_and_deep import WideAndDeep
     from recgrad.models.wukong import WuKong
     from recgrad.models.xdeepfm import XDeepFM
@@ -54,6 +78,8 @@ else:
         __name__,
         __all__,
         {
+            "AITM": "recgrad.models.aitm",
+            "AutoInt": "recgrad.models.autoint",
             "DBMTL": "recgrad.models.dbmtl",
             "DCNV1": "recgrad.models.dcn_v1",
             "DCNV2": "recgrad.models.dcn_v2",
@@ -61,14 +87,24 @@ else:
             "DSSM": "recgrad.models.dssm",
             "DSSMV2": "recgrad.models.dssm_v2",
             "DeepFM": "recgrad.models.deepfm",
+            "ESMM": "recgrad.models.esmm",
+            "EulerNet": "recgrad.models.eulernet",
+            "FiBiNET": "recgrad.models.fibinet",
+            "FinalMLP": "recgrad.models.final_mlp",
+            "FinalNet": "recgrad.models.final_net",
+            "GDCN": "recgrad.models.gdcn",
             "MMoE": "recgrad.models.mmoe",
             "MODELS": "recgrad.models.base",
             "MaskNet": "recgrad.models.mask_net",
             "Model": "recgrad.models.base",
             "MultiTower": "recgrad.models.multi_tower",
             "MultiTowerDIN": "recgrad.models.multi_tower_din",
+            "ONN": "recgrad.models.onn",
             "PEPNet": "recgrad.models.pepnet",
             "PLE": "recgrad.models.ple",
+            "PNN": "recgrad.models.pnn",
+            "RankMixer": "recgrad.models.rank_mixer",
+            "STEM": "recgrad.models.stem",
             "SimpleMultiTask": "recgrad.models.simple_multi_task",
             "WideAndDeep": "recgrad.models.wide_and_deep",
             "WuKong": "recgrad.models.wukong",

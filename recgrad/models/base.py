@@ -146,6 +146,14 @@ class Model(nn.Module):
                 penalty = own if penalty is None else penalty + own
         return Inputs(rows, inputs.sequences), penalty
 
+    def own_losses(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Further terms of the loss that the model asks for, from its outputs, as the log names them."""
+        return {}
+
+    def own_predictions(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Further columns of predictions, from the outputs of evaluation: [rows] or [rows, width] each."""
+        return {}
+
     def head(self, logits: Tensor, task: TaskSpec | None = None) -> dict[str, Tensor]:
         """Logits [rows, num_logits] as the output of a task: [rows] where it has one logit."""
         task = task or self.tasks[0]

@@ -121,6 +121,16 @@ class Plan:
     encoders: Mapping[str, tuple[EncoderSpec, ...]]
     features: Mapping[str, FeatureSpec]
 
+    def tables_of(self, group: str) -> set[str]:
+        """The tables that a DEEP or WIDE group looks ids up in, its sequence encoders included."""
+        parts = [self.rows[group]]
+        names: set[str] = set()
+        for encoder in self.encoders[group]:
+            parts.append(self.sequences[encoder.input].query)
+            names |= set(self.sequences[encoder.input].sequence.lookups)
+        names |= {name for fields in parts for name in (*fields.lookups, *fields.pooled)}
+        return {lookup.table for lookup in self.lookups if lookup.name in names}
+
 
 def plan_groups(
     groups: Sequence[FeatureGroup],

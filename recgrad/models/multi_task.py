@@ -52,6 +52,17 @@ class MultiTask(Model):
             raise ValueError(f"there must be a tower for each of {len(names)} tasks, got {len(given)}")
         return given
 
+    def probabilities_only(self) -> None:
+        """Refuse tasks of more than one logit, or that predict values: events have probabilities."""
+        for task in self.tasks:
+            if task.num_logits != 1:
+                raise ValueError(f"task '{task.name}' must have one logit, got {task.num_logits}")
+            for loss in task.losses:
+                if loss.predicts != "probabilities":
+                    raise ValueError(
+                        f"task '{task.name}' must have losses of probabilities, got {loss.config_name}"
+                    )
+
     def outputs(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
         """The logits of all tasks from the input of each tower."""
         logits: dict[str, Tensor] = {}

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS
-from recgrad.models.dlrm import FieldModel
+from recgrad.models.field_model import FieldModel
 from recgrad.models.inputs import Inputs
 from recgrad.nn.mlp import MLP
 from recgrad.nn.wukong import WuKongLayer

@@ -59,3 +59,27 @@ class CrossV2(nn.Module):
         for down, up in zip(self.down, self.up, strict=True):
             x = torch.addcmul(x, start, up(down(x)))
         return x
+
+
+class GatedCross(nn.Module):
+    """x_{l+1} = x_0 ∘ (W_l x_l + b_l) ∘ sigmoid(V_l x_l) + x_l: crosses that pass a gate.
+
+    Wang et al. 2023, https://arxiv.org/abs/2311.04635
+
+    Args:
+        in_features: width of x.
+        cross_num: number of layers.
+    """
+
+    def __init__(self, in_features: int, cross_num: int = 3) -> None:
+        super().__init__()
+        self.out_features = in_features
+        self.crosses = nn.ModuleList(nn.Linear(in_features, in_features) for _ in range(cross_num))
+        self.gates = nn.ModuleList(nn.Linear(in_features, in_features, bias=False) for _ in range(cross_num))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, in_features] of x [rows, in_features]."""
+        start = x
+        for cross, gate in zip(self.crosses, self.gates, strict=True):
+            x = torch.addcmul(x, start * cross(x), torch.sigmoid(gate(x)))
+        return x

@@ -59,6 +59,9 @@ class Task(nn.Module):
         if "regularization" in outputs:
             terms["regularization"] = outputs["regularization"]
             total = total + outputs["regularization"]
+        for name, value in self.model.own_losses(outputs).items():
+            terms[name] = value
+            total = total + value
         terms["total"] = total
         return terms
 
@@ -73,7 +76,8 @@ class Task(nn.Module):
 
     def predictions(self, outputs: Outputs) -> dict[str, Tensor]:
         """What users see: `probs` (or `y` for regression), with the task's name behind it."""
-        return {name: values for head in self._heads() for name, values in head.predictions(outputs)}
+        own = {name: values for head in self._heads() for name, values in head.predictions(outputs)}
+        return {**own, **self.model.own_predictions(outputs)}
 
     def update_metrics(self, outputs: Outputs, batch: Batch) -> None:
         """Add a batch to the metrics of evaluation."""

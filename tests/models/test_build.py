@@ -46,6 +46,18 @@ COUNTS = {
     "dbmtl": MASK + chain(5, 8, 5) + 2 * chain(5, 5) + 2 * chain(5, 2)
     + chain(5, 5) + chain(10, 5, 1) + chain(5, 5, 1),
     "pepnet": chain(19, 3, 15) + 2 * (chain(15, 6, 5) + chain(19, 6, 6) + chain(19, 5, 5)) + TOWERS,
+    "final_mlp": chain(4, 5, 15) + 5 + chain(5, 5, 15) + chain(15, 8, 6) + chain(15, 4) + 7 + 4 + 2 * 6,
+    "final_net": chain(3, 4) + chain(4, 4) + chain(32, 8, 6, 1) + chain(16, 6, 1),
+    "gdcn": 2 * (15 * 30 + 15) + chain(15, 8, 5) + chain(20, 1),
+    "autoint": chain(3, 4) + 4 * 24 + 6 * 24 + chain(16, 5) + chain(24 + 5, 1),
+    "fibinet": chain(3, 4) + 2 * 8 + 2 * 6 * 16 + chain(48, 8, 5, 1),
+    "pnn": chain(3, 4) + 6 * 16 + chain(16 + 6, 8, 5, 1),
+    "onn": chain(3, 4) + chain(4 + 6, 8, 5, 1),
+    "rank_mixer": 4 * chain(4, 8) + 2 * (4 * chain(8, 16, 8) + 32) + chain(8, 5, 1),
+    "eulernet": chain(3, 4) + 4 + (16 + 32 + chain(16, 16)) + (12 + 24 + chain(16, 12)) + chain(12, 1),
+    "esmm": 2 * chain(15, 5, 1),
+    "aitm": 2 * chain(15, 5, 1) + chain(5, 5) + chain(5, 15),
+    "stem": 5 * chain(15, 8, 5) + 2 * chain(30, 5, 5) + 2 * chain(5, 5, 1),
     "dssm": chain(5, 8, 5, 4) + chain(8, 5, 4),
     "dssm_v2": chain(5, 8, 5, 4) + chain(8, 5, 4),
 }  # fmt: skip
@@ -122,7 +134,8 @@ def single(name, loss, num_class, config_of):
 
 SINGLE = [
     "wide_and_deep", "deepfm", "dlrm", "dcn_v1", "dcn_v2", "xdeepfm", "mask_net", "wukong",
-    "multi_tower", "multi_tower_din",
+    "multi_tower", "multi_tower_din", "final_mlp", "final_net", "gdcn", "autoint", "fibinet", "pnn", "onn",
+    "rank_mixer", "eulernet",
 ]  # fmt: skip
 
 

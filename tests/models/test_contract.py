@@ -33,7 +33,7 @@ def test_every_model_has_a_config(config_of):
 def test_outputs_are_the_logits_of_every_task(name, build, batch):
     model = build(name)
     outputs = model(batch)
-    assert list(outputs) == [task.logits for task in model.tasks]
+    assert list(outputs)[: len(model.tasks)] == [task.logits for task in model.tasks]
     for task in model.tasks:
         shape = (6, 6) if task.retrieval else (6,)
         assert outputs[task.logits].shape == shape

@@ -170,6 +170,18 @@ class ModelConfig(message.Message):
     SID_RQVAE_FIELD_NUMBER: builtins.int
     SID_RQKMEANS_FIELD_NUMBER: builtins.int
     CUSTOM_MODEL_FIELD_NUMBER: builtins.int
+    FINAL_MLP_FIELD_NUMBER: builtins.int
+    FINAL_NET_FIELD_NUMBER: builtins.int
+    GDCN_FIELD_NUMBER: builtins.int
+    AUTOINT_FIELD_NUMBER: builtins.int
+    FIBINET_FIELD_NUMBER: builtins.int
+    PNN_FIELD_NUMBER: builtins.int
+    ONN_FIELD_NUMBER: builtins.int
+    RANK_MIXER_FIELD_NUMBER: builtins.int
+    EULERNET_FIELD_NUMBER: builtins.int
+    ESMM_FIELD_NUMBER: builtins.int
+    AITM_FIELD_NUMBER: builtins.int
+    STEM_FIELD_NUMBER: builtins.int
     FEATURE_GROUPS_FIELD_NUMBER: builtins.int
     NUM_CLASS_FIELD_NUMBER: builtins.int
     LOSSES_FIELD_NUMBER: builtins.int
@@ -245,6 +257,30 @@ class ModelConfig(message.Message):
         """Ours, from here on."""
 
     @builtins.property
+    def final_mlp(self) -> rank_model_pb2.FinalMLP: ...
+    @builtins.property
+    def final_net(self) -> rank_model_pb2.FinalNet: ...
+    @builtins.property
+    def gdcn(self) -> rank_model_pb2.GDCN: ...
+    @builtins.property
+    def autoint(self) -> rank_model_pb2.AutoInt: ...
+    @builtins.property
+    def fibinet(self) -> rank_model_pb2.FiBiNET: ...
+    @builtins.property
+    def pnn(self) -> rank_model_pb2.PNN: ...
+    @builtins.property
+    def onn(self) -> rank_model_pb2.ONN: ...
+    @builtins.property
+    def rank_mixer(self) -> rank_model_pb2.RankMixer: ...
+    @builtins.property
+    def eulernet(self) -> rank_model_pb2.EulerNet: ...
+    @builtins.property
+    def esmm(self) -> multi_task_rank_pb2.ESMM: ...
+    @builtins.property
+    def aitm(self) -> multi_task_rank_pb2.AITM: ...
+    @builtins.property
+    def stem(self) -> multi_task_rank_pb2.STEM: ...
+    @builtins.property
     def feature_groups(self) -> containers.RepeatedCompositeFieldContainer[FeatureGroupConfig]: ...
     @builtins.property
     def losses(self) -> containers.RepeatedCompositeFieldContainer[loss_pb2.LossConfig]: ...
@@ -285,6 +321,18 @@ class ModelConfig(message.Message):
         sid_rqvae: sid_model_pb2.SidRqvae | None = ...,
         sid_rqkmeans: sid_model_pb2.SidRqkmeans | None = ...,
         custom_model: component_pb2.CustomComponent | None = ...,
+        final_mlp: rank_model_pb2.FinalMLP | None = ...,
+        final_net: rank_model_pb2.FinalNet | None = ...,
+        gdcn: rank_model_pb2.GDCN | None = ...,
+        autoint: rank_model_pb2.AutoInt | None = ...,
+        fibinet: rank_model_pb2.FiBiNET | None = ...,
+        pnn: rank_model_pb2.PNN | None = ...,
+        onn: rank_model_pb2.ONN | None = ...,
+        rank_mixer: rank_model_pb2.RankMixer | None = ...,
+        eulernet: rank_model_pb2.EulerNet | None = ...,
+        esmm: multi_task_rank_pb2.ESMM | None = ...,
+        aitm: multi_task_rank_pb2.AITM | None = ...,
+        stem: multi_task_rank_pb2.STEM | None = ...,
         feature_groups: abc.Iterable[FeatureGroupConfig] | None = ...,
         num_class: builtins.int | None = ...,
         losses: abc.Iterable[loss_pb2.LossConfig] | None = ...,
@@ -295,10 +343,10 @@ class ModelConfig(message.Message):
         use_pareto_loss_weight: builtins.bool | None = ...,
         compile: builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["compile", b"compile", "custom_model", b"custom_model", "dat", b"dat", "dbmtl", b"dbmtl", "dc2vr", b"dc2vr", "dcn_v1", b"dcn_v1", "dcn_v2", b"dcn_v2", "deepfm", b"deepfm", "dlrm", b"dlrm", "dlrm_hstu", b"dlrm_hstu", "dssm", b"dssm", "dssm_v2", b"dssm_v2", "hstu_match", b"hstu_match", "kernel", b"kernel", "mask_net", b"mask_net", "mind", b"mind", "mmoe", b"mmoe", "model", b"model", "multi_tower", b"multi_tower", "multi_tower_din", b"multi_tower_din", "num_class", b"num_class", "pepnet", b"pepnet", "ple", b"ple", "rocket_launching", b"rocket_launching", "sid_rqkmeans", b"sid_rqkmeans", "sid_rqvae", b"sid_rqvae", "simple_multi_task", b"simple_multi_task", "tdm", b"tdm", "ultra_hstu", b"ultra_hstu", "use_pareto_loss_weight", b"use_pareto_loss_weight", "variational_dropout", b"variational_dropout", "wide_and_deep", b"wide_and_deep", "wukong", b"wukong", "xdeepfm", b"xdeepfm"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["aitm", b"aitm", "autoint", b"autoint", "compile", b"compile", "custom_model", b"custom_model", "dat", b"dat", "dbmtl", b"dbmtl", "dc2vr", b"dc2vr", "dcn_v1", b"dcn_v1", "dcn_v2", b"dcn_v2", "deepfm", b"deepfm", "dlrm", b"dlrm", "dlrm_hstu", b"dlrm_hstu", "dssm", b"dssm", "dssm_v2", b"dssm_v2", "esmm", b"esmm", "eulernet", b"eulernet", "fibinet", b"fibinet", "final_mlp", b"final_mlp", "final_net", b"final_net", "gdcn", b"gdcn", "hstu_match", b"hstu_match", "kernel", b"kernel", "mask_net", b"mask_net", "mind", b"mind", "mmoe", b"mmoe", "model", b"model", "multi_tower", b"multi_tower", "multi_tower_din", b"multi_tower_din", "num_class", b"num_class", "onn", b"onn", "pepnet", b"pepnet", "ple", b"ple", "pnn", b"pnn", "rank_mixer", b"rank_mixer", "rocket_launching", b"rocket_launching", "sid_rqkmeans", b"sid_rqkmeans", "sid_rqvae", b"sid_rqvae", "simple_multi_task", b"simple_multi_task", "stem", b"stem", "tdm", b"tdm", "ultra_hstu", b"ultra_hstu", "use_pareto_loss_weight", b"use_pareto_loss_weight", "variational_dropout", b"variational_dropout", "wide_and_deep", b"wide_and_deep", "wukong", b"wukong", "xdeepfm", b"xdeepfm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["compile", b"compile", "custom_model", b"custom_model", "dat", b"dat", "dbmtl", b"dbmtl", "dc2vr", b"dc2vr", "dcn_v1", b"dcn_v1", "dcn_v2", b"dcn_v2", "deepfm", b"deepfm", "dlrm", b"dlrm", "dlrm_hstu", b"dlrm_hstu", "dssm", b"dssm", "dssm_v2", b"dssm_v2", "feature_groups", b"feature_groups", "hstu_match", b"hstu_match", "kernel", b"kernel", "losses", b"losses", "mask_net", b"mask_net", "metrics", b"metrics", "mind", b"mind", "mmoe", b"mmoe", "model", b"model", "multi_tower", b"multi_tower", "multi_tower_din", b"multi_tower_din", "num_class", b"num_class", "pepnet", b"pepnet", "ple", b"ple", "rocket_launching", b"rocket_launching", "sid_rqkmeans", b"sid_rqkmeans", "sid_rqvae", b"sid_rqvae", "simple_multi_task", b"simple_multi_task", "tdm", b"tdm", "train_metrics", b"train_metrics", "ultra_hstu", b"ultra_hstu", "use_pareto_loss_weight", b"use_pareto_loss_weight", "variational_dropout", b"variational_dropout", "wide_and_deep", b"wide_and_deep", "wukong", b"wukong", "xdeepfm", b"xdeepfm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["aitm", b"aitm", "autoint", b"autoint", "compile", b"compile", "custom_model", b"custom_model", "dat", b"dat", "dbmtl", b"dbmtl", "dc2vr", b"dc2vr", "dcn_v1", b"dcn_v1", "dcn_v2", b"dcn_v2", "deepfm", b"deepfm", "dlrm", b"dlrm", "dlrm_hstu", b"dlrm_hstu", "dssm", b"dssm", "dssm_v2", b"dssm_v2", "esmm", b"esmm", "eulernet", b"eulernet", "feature_groups", b"feature_groups", "fibinet", b"fibinet", "final_mlp", b"final_mlp", "final_net", b"final_net", "gdcn", b"gdcn", "hstu_match", b"hstu_match", "kernel", b"kernel", "losses", b"losses", "mask_net", b"mask_net", "metrics", b"metrics", "mind", b"mind", "mmoe", b"mmoe", "model", b"model", "multi_tower", b"multi_tower", "multi_tower_din", b"multi_tower_din", "num_class", b"num_class", "onn", b"onn", "pepnet", b"pepnet", "ple", b"ple", "pnn", b"pnn", "rank_mixer", b"rank_mixer", "rocket_launching", b"rocket_launching", "sid_rqkmeans", b"sid_rqkmeans", "sid_rqvae", b"sid_rqvae", "simple_multi_task", b"simple_multi_task", "stem", b"stem", "tdm", b"tdm", "train_metrics", b"train_metrics", "ultra_hstu", b"ultra_hstu", "use_pareto_loss_weight", b"use_pareto_loss_weight", "variational_dropout", b"variational_dropout", "wide_and_deep", b"wide_and_deep", "wukong", b"wukong", "xdeepfm", b"xdeepfm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_model: _TypeAlias = typing.Literal["dlrm", "deepfm", "multi_tower", "multi_tower_din", "mask_net", "wide_and_deep", "dcn_v1", "dcn_v2", "xdeepfm", "wukong", "simple_multi_task", "mmoe", "dbmtl", "ple", "dc2vr", "dlrm_hstu", "pepnet", "ultra_hstu", "dssm", "dssm_v2", "dat", "hstu_match", "mind", "tdm", "rocket_launching", "sid_rqvae", "sid_rqkmeans", "custom_model"]  # noqa: Y015
+    _WhichOneofReturnType_model: _TypeAlias = typing.Literal["dlrm", "deepfm", "multi_tower", "multi_tower_din", "mask_net", "wide_and_deep", "dcn_v1", "dcn_v2", "xdeepfm", "wukong", "simple_multi_task", "mmoe", "dbmtl", "ple", "dc2vr", "dlrm_hstu", "pepnet", "ultra_hstu", "dssm", "dssm_v2", "dat", "hstu_match", "mind", "tdm", "rocket_launching", "sid_rqvae", "sid_rqkmeans", "custom_model", "final_mlp", "final_net", "gdcn", "autoint", "fibinet", "pnn", "onn", "rank_mixer", "eulernet", "esmm", "aitm", "stem"]  # noqa: Y015
     _WhichOneofArgType_model: _TypeAlias = typing.Literal["model", b"model"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_model) -> _WhichOneofReturnType_model | None: ...

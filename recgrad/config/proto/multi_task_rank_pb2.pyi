@@ -306,3 +306,93 @@ class PEPNet(message.Message):
     _ClearFieldArgType: _TypeAlias = typing.Literal["domain_input_name", b"domain_input_name", "epnet_gamma", b"epnet_gamma", "epnet_hidden_unit", b"epnet_hidden_unit", "ppnet_activation", b"ppnet_activation", "ppnet_dropout_ratio", b"ppnet_dropout_ratio", "ppnet_gamma", b"ppnet_gamma", "ppnet_hidden_units", b"ppnet_hidden_units", "task_domain_num", b"task_domain_num", "task_towers", b"task_towers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ESMM(message.Message):
+    """Ours, from here on.
+
+    Probabilities of a chain of events, such as click and purchase, learned on all rows (Ma et al. 2018).
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_TOWERS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def task_towers(self) -> containers.RepeatedCompositeFieldContainer[tower_pb2.TaskTower]:
+        """In the order of the events; each row of a later one has the earlier ones."""
+
+    def __init__(
+        self,
+        *,
+        task_towers: abc.Iterable[tower_pb2.TaskTower] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task_towers", b"task_towers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AITM(message.Message):
+    """Towers that pass on what they know along a chain of events (Xi et al. 2021)."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALIBRATION_WEIGHT_FIELD_NUMBER: builtins.int
+    TASK_TOWERS_FIELD_NUMBER: builtins.int
+    calibration_weight: builtins.float
+    """Weight of the loss that keeps a later event from being likelier than an earlier one."""
+    @builtins.property
+    def task_towers(self) -> containers.RepeatedCompositeFieldContainer[tower_pb2.TaskTower]:
+        """In the order of the events."""
+
+    def __init__(
+        self,
+        *,
+        calibration_weight: builtins.float | None = ...,
+        task_towers: abc.Iterable[tower_pb2.TaskTower] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["calibration_weight", b"calibration_weight"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calibration_weight", b"calibration_weight", "task_towers", b"task_towers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class STEM(message.Message):
+    """Experts of each task over tables of its own, open to others without gradients (Su et al. 2024);
+    groups `shared` and one for each tower, of its name, with an embedding_name_suffix.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    EXPERT_MLP_FIELD_NUMBER: builtins.int
+    NUM_TASK_EXPERT_FIELD_NUMBER: builtins.int
+    NUM_SHARED_EXPERT_FIELD_NUMBER: builtins.int
+    GATE_MLP_FIELD_NUMBER: builtins.int
+    TASK_TOWERS_FIELD_NUMBER: builtins.int
+    num_task_expert: builtins.int
+    """Experts of each task."""
+    num_shared_expert: builtins.int
+    @builtins.property
+    def expert_mlp(self) -> module_pb2.MLP: ...
+    @builtins.property
+    def gate_mlp(self) -> module_pb2.MLP:
+        """Layers before the gates; none if unset."""
+
+    @builtins.property
+    def task_towers(self) -> containers.RepeatedCompositeFieldContainer[tower_pb2.TaskTower]: ...
+    def __init__(
+        self,
+        *,
+        expert_mlp: module_pb2.MLP | None = ...,
+        num_task_expert: builtins.int | None = ...,
+        num_shared_expert: builtins.int | None = ...,
+        gate_mlp: module_pb2.MLP | None = ...,
+        task_towers: abc.Iterable[tower_pb2.TaskTower] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["expert_mlp", b"expert_mlp", "gate_mlp", b"gate_mlp", "num_shared_expert", b"num_shared_expert", "num_task_expert", b"num_task_expert"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["expert_mlp", b"expert_mlp", "gate_mlp", b"gate_mlp", "num_shared_expert", b"num_shared_expert", "num_task_expert", b"num_task_expert", "task_towers", b"task_towers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -316,3 +316,343 @@ class WuKong(message.Message):
     _ClearFieldArgType: _TypeAlias = typing.Literal["dense_mlp", b"dense_mlp", "final", b"final", "wukong_layers", b"wukong_layers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class FinalMLP(message.Message):
+    """Ours, from here on.
+
+    Two MLPs on gated features, joined by a bilinear form (Mao et al. 2023);
+    one group, and `gate1` and `gate2` for what the gates see.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    MLP1_FIELD_NUMBER: builtins.int
+    MLP2_FIELD_NUMBER: builtins.int
+    GATE_MLP_FIELD_NUMBER: builtins.int
+    NUM_HEADS_FIELD_NUMBER: builtins.int
+    num_heads: builtins.int
+    """Parts of both outputs that the bilinear form joins one by one."""
+    @builtins.property
+    def mlp1(self) -> module_pb2.MLP: ...
+    @builtins.property
+    def mlp2(self) -> module_pb2.MLP: ...
+    @builtins.property
+    def gate_mlp(self) -> module_pb2.MLP:
+        """Hidden layers of the gate on each MLP's features; no gates if unset."""
+
+    def __init__(
+        self,
+        *,
+        mlp1: module_pb2.MLP | None = ...,
+        mlp2: module_pb2.MLP | None = ...,
+        gate_mlp: module_pb2.MLP | None = ...,
+        num_heads: builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["gate_mlp", b"gate_mlp", "mlp1", b"mlp1", "mlp2", b"mlp2", "num_heads", b"num_heads"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["gate_mlp", b"gate_mlp", "mlp1", b"mlp1", "mlp2", b"mlp2", "num_heads", b"num_heads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class FinalNet(message.Message):
+    """Layers that multiply two linear maps (Zhu et al. 2023); groups `sparse` and `dense`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    DENSE_MLP_FIELD_NUMBER: builtins.int
+    BLOCK1_FIELD_NUMBER: builtins.int
+    BLOCK2_FIELD_NUMBER: builtins.int
+    USE_FIELD_GATE_FIELD_NUMBER: builtins.int
+    RESIDUAL_TYPE_FIELD_NUMBER: builtins.int
+    use_field_gate: builtins.bool
+    """The first block also sees the fields multiplied by gates."""
+    residual_type: builtins.str
+    """How products and linear map come together: concat or sum."""
+    @builtins.property
+    def dense_mlp(self) -> module_pb2.MLP:
+        """Over the group `dense`; ends as wide as an embedding."""
+
+    @builtins.property
+    def block1(self) -> module_pb2.MLP: ...
+    @builtins.property
+    def block2(self) -> module_pb2.MLP:
+        """A second block on the fields themselves; both learn from their mean."""
+
+    def __init__(
+        self,
+        *,
+        dense_mlp: module_pb2.MLP | None = ...,
+        block1: module_pb2.MLP | None = ...,
+        block2: module_pb2.MLP | None = ...,
+        use_field_gate: builtins.bool | None = ...,
+        residual_type: builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["block1", b"block1", "block2", b"block2", "dense_mlp", b"dense_mlp", "residual_type", b"residual_type", "use_field_gate", b"use_field_gate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["block1", b"block1", "block2", b"block2", "dense_mlp", b"dense_mlp", "residual_type", b"residual_type", "use_field_gate", b"use_field_gate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GDCN(message.Message):
+    """A cross network whose crosses pass a gate (Wang et al. 2023); one group."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CROSS_NUM_FIELD_NUMBER: builtins.int
+    DEEP_FIELD_NUMBER: builtins.int
+    STRUCTURE_FIELD_NUMBER: builtins.int
+    cross_num: builtins.int
+    """Cross layers."""
+    structure: builtins.str
+    """parallel or stacked."""
+    @builtins.property
+    def deep(self) -> module_pb2.MLP:
+        """Layers beside the cross network, or after it."""
+
+    def __init__(
+        self,
+        *,
+        cross_num: builtins.int | None = ...,
+        deep: module_pb2.MLP | None = ...,
+        structure: builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["cross_num", b"cross_num", "deep", b"deep", "structure", b"structure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cross_num", b"cross_num", "deep", b"deep", "structure", b"structure"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AutoInt(message.Message):
+    """Self-attention over fields (Song et al. 2019); groups `sparse`, `dense` and `wide`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    DENSE_MLP_FIELD_NUMBER: builtins.int
+    ATTENTION_LAYERS_FIELD_NUMBER: builtins.int
+    ATTENTION_DIM_FIELD_NUMBER: builtins.int
+    NUM_HEADS_FIELD_NUMBER: builtins.int
+    USE_RESIDUAL_FIELD_NUMBER: builtins.int
+    USE_SCALE_FIELD_NUMBER: builtins.int
+    DROPOUT_RATIO_FIELD_NUMBER: builtins.int
+    DEEP_FIELD_NUMBER: builtins.int
+    WIDE_EMBEDDING_DIM_FIELD_NUMBER: builtins.int
+    WIDE_INIT_FN_FIELD_NUMBER: builtins.int
+    attention_layers: builtins.int
+    attention_dim: builtins.int
+    """Width of a layer's output, all heads together."""
+    num_heads: builtins.int
+    use_residual: builtins.bool
+    use_scale: builtins.bool
+    """Divide products by the root of a head's width."""
+    dropout_ratio: builtins.float
+    wide_embedding_dim: builtins.int
+    """Width of the wide group's tables."""
+    wide_init_fn: builtins.str
+    @builtins.property
+    def dense_mlp(self) -> module_pb2.MLP:
+        """Over the group `dense`; ends as wide as an embedding."""
+
+    @builtins.property
+    def deep(self) -> module_pb2.MLP:
+        """An MLP beside the attention (AutoInt+)."""
+
+    def __init__(
+        self,
+        *,
+        dense_mlp: module_pb2.MLP | None = ...,
+        attention_layers: builtins.int | None = ...,
+        attention_dim: builtins.int | None = ...,
+        num_heads: builtins.int | None = ...,
+        use_residual: builtins.bool | None = ...,
+        use_scale: builtins.bool | None = ...,
+        dropout_ratio: builtins.float | None = ...,
+        deep: module_pb2.MLP | None = ...,
+        wide_embedding_dim: builtins.int | None = ...,
+        wide_init_fn: builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["attention_dim", b"attention_dim", "attention_layers", b"attention_layers", "deep", b"deep", "dense_mlp", b"dense_mlp", "dropout_ratio", b"dropout_ratio", "num_heads", b"num_heads", "use_residual", b"use_residual", "use_scale", b"use_scale", "wide_embedding_dim", b"wide_embedding_dim", "wide_init_fn", b"wide_init_fn"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attention_dim", b"attention_dim", "attention_layers", b"attention_layers", "deep", b"deep", "dense_mlp", b"dense_mlp", "dropout_ratio", b"dropout_ratio", "num_heads", b"num_heads", "use_residual", b"use_residual", "use_scale", b"use_scale", "wide_embedding_dim", b"wide_embedding_dim", "wide_init_fn", b"wide_init_fn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class FiBiNET(message.Message):
+    """Reweighted fields and their bilinear products (Huang et al. 2019); groups `sparse`, `dense` and `wide`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    DENSE_MLP_FIELD_NUMBER: builtins.int
+    BILINEAR_TYPE_FIELD_NUMBER: builtins.int
+    REDUCTION_RATIO_FIELD_NUMBER: builtins.int
+    DEEP_FIELD_NUMBER: builtins.int
+    WIDE_EMBEDDING_DIM_FIELD_NUMBER: builtins.int
+    WIDE_INIT_FN_FIELD_NUMBER: builtins.int
+    bilinear_type: builtins.str
+    """Which fields share a matrix: field_all, field_each or field_interaction."""
+    reduction_ratio: builtins.int
+    """Fields over the hidden width of their weights."""
+    wide_embedding_dim: builtins.int
+    """Width of the wide group's tables."""
+    wide_init_fn: builtins.str
+    @builtins.property
+    def dense_mlp(self) -> module_pb2.MLP:
+        """Over the group `dense`; ends as wide as an embedding."""
+
+    @builtins.property
+    def deep(self) -> module_pb2.MLP:
+        """Layers over all products."""
+
+    def __init__(
+        self,
+        *,
+        dense_mlp: module_pb2.MLP | None = ...,
+        bilinear_type: builtins.str | None = ...,
+        reduction_ratio: builtins.int | None = ...,
+        deep: module_pb2.MLP | None = ...,
+        wide_embedding_dim: builtins.int | None = ...,
+        wide_init_fn: builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["bilinear_type", b"bilinear_type", "deep", b"deep", "dense_mlp", b"dense_mlp", "reduction_ratio", b"reduction_ratio", "wide_embedding_dim", b"wide_embedding_dim", "wide_init_fn", b"wide_init_fn"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["bilinear_type", b"bilinear_type", "deep", b"deep", "dense_mlp", b"dense_mlp", "reduction_ratio", b"reduction_ratio", "wide_embedding_dim", b"wide_embedding_dim", "wide_init_fn", b"wide_init_fn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class PNN(message.Message):
+    """Fields and their products before an MLP (Qu et al. 2016, 2018); groups `sparse` and `dense`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    DENSE_MLP_FIELD_NUMBER: builtins.int
+    PRODUCT_TYPE_FIELD_NUMBER: builtins.int
+    FINAL_FIELD_NUMBER: builtins.int
+    product_type: builtins.str
+    """inner, outer or kernel."""
+    @builtins.property
+    def dense_mlp(self) -> module_pb2.MLP:
+        """Over the group `dense`; ends as wide as an embedding."""
+
+    @builtins.property
+    def final(self) -> module_pb2.MLP: ...
+    def __init__(
+        self,
+        *,
+        dense_mlp: module_pb2.MLP | None = ...,
+        product_type: builtins.str | None = ...,
+        final: module_pb2.MLP | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["dense_mlp", b"dense_mlp", "final", b"final", "product_type", b"product_type"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["dense_mlp", b"dense_mlp", "final", b"final", "product_type", b"product_type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ONN(message.Message):
+    """An embedding for each partner of a product (Yang et al. 2019); groups `sparse` and `dense`,
+    whose fields are as many times wider as there are fields.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    DENSE_MLP_FIELD_NUMBER: builtins.int
+    FINAL_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def dense_mlp(self) -> module_pb2.MLP:
+        """Over the group `dense`; ends as wide as an embedding."""
+
+    @builtins.property
+    def final(self) -> module_pb2.MLP: ...
+    def __init__(
+        self,
+        *,
+        dense_mlp: module_pb2.MLP | None = ...,
+        final: module_pb2.MLP | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["dense_mlp", b"dense_mlp", "final", b"final"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["dense_mlp", b"dense_mlp", "final", b"final"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RankMixer(message.Message):
+    """Tokens that exchange their parts, each with an MLP of its own (Zhu et al. 2025); one group."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    TOKEN_DIM_FIELD_NUMBER: builtins.int
+    NUM_LAYERS_FIELD_NUMBER: builtins.int
+    FFN_RATIO_FIELD_NUMBER: builtins.int
+    FINAL_FIELD_NUMBER: builtins.int
+    num_tokens: builtins.int
+    """Tokens that the group's columns are cut into."""
+    token_dim: builtins.int
+    """Width of a token, a multiple of num_tokens."""
+    num_layers: builtins.int
+    ffn_ratio: builtins.int
+    """Hidden width of a token's MLP over token_dim."""
+    @builtins.property
+    def final(self) -> module_pb2.MLP:
+        """Layers over the mean token."""
+
+    def __init__(
+        self,
+        *,
+        num_tokens: builtins.int | None = ...,
+        token_dim: builtins.int | None = ...,
+        num_layers: builtins.int | None = ...,
+        ffn_ratio: builtins.int | None = ...,
+        final: module_pb2.MLP | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["ffn_ratio", b"ffn_ratio", "final", b"final", "num_layers", b"num_layers", "num_tokens", b"num_tokens", "token_dim", b"token_dim"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["ffn_ratio", b"ffn_ratio", "final", b"final", "num_layers", b"num_layers", "num_tokens", b"num_tokens", "token_dim", b"token_dim"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EulerNet(message.Message):
+    """Products of learned orders, as sums of complex logarithms (Tian et al. 2023); groups `sparse` and `dense`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    DENSE_MLP_FIELD_NUMBER: builtins.int
+    LAYER_SIZES_FIELD_NUMBER: builtins.int
+    USE_LN_FIELD_NUMBER: builtins.int
+    EXPLICIT_DROPOUT_RATIO_FIELD_NUMBER: builtins.int
+    IMPLICIT_DROPOUT_RATIO_FIELD_NUMBER: builtins.int
+    use_ln: builtins.bool
+    explicit_dropout_ratio: builtins.float
+    """Dropout of the logarithms."""
+    implicit_dropout_ratio: builtins.float
+    """Dropout before the linear layers."""
+    @builtins.property
+    def dense_mlp(self) -> module_pb2.MLP:
+        """Over the group `dense`; ends as wide as an embedding."""
+
+    @builtins.property
+    def layer_sizes(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Order vectors of each layer."""
+
+    def __init__(
+        self,
+        *,
+        dense_mlp: module_pb2.MLP | None = ...,
+        layer_sizes: abc.Iterable[builtins.int] | None = ...,
+        use_ln: builtins.bool | None = ...,
+        explicit_dropout_ratio: builtins.float | None = ...,
+        implicit_dropout_ratio: builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["dense_mlp", b"dense_mlp", "explicit_dropout_ratio", b"explicit_dropout_ratio", "implicit_dropout_ratio", b"implicit_dropout_ratio", "use_ln", b"use_ln"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["dense_mlp", b"dense_mlp", "explicit_dropout_ratio", b"explicit_dropout_ratio", "implicit_dropout_ratio", b"implicit_dropout_ratio", "layer_sizes", b"layer_sizes", "use_ln", b"use_ln"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
