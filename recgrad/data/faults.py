@@ -54,7 +54,9 @@ class _Group:
     remedy: str
 
     def first(self) -> Fault:
-        at = int(np.argmin(self.rows))
+        return self.fault(int(np.argmin(self.rows)))
+
+    def fault(self, at: int) -> Fault:
         value = self.values[at]
         value = (
             value.as_py() if hasattr(value, "as_py") else value.item() if hasattr(value, "item") else value
@@ -115,6 +117,15 @@ class Faults:
             if known is None or fault.row < known.row:
                 first[group.feature, group.reason] = fault
         return list(first.values())
+
+    def by_row(self) -> dict[int, Fault]:
+        """The fault of each bad row, the one found first; rows sorted."""
+        found: dict[int, Fault] = {}
+        for group in self._groups:
+            for at, row in enumerate(group.rows.tolist()):
+                if row not in found:
+                    found[row] = group.fault(at)
+        return dict(sorted(found.items()))
 
     def counts(self) -> dict[tuple[str, str], int]:
         """The number of bad rows by (feature, reason); a row with two faults counts in both."""

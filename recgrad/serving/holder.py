@@ -1,0 +1,179 @@
+"""Keeps the model that is served, and takes up a new one in its place.
+
+A new bundle is loaded beside the old one, which serves on meanwhile; loading scores its golden
+rows. One that cannot be loaded is refused and the old one stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from recgrad.errors import RecgradError
+from recgrad.serving.joins import FeatureStore
+from recgrad.serving.joins import signature as file_signature
+from recgrad.serving.scorer import Scorer
+from recgrad.serving.scoring import Served
+from recgrad.serving.settings import StoreSettings
+
+logger = logging.getLogger("recgrad.serving")
+
+MANIFEST = "manifest.json"
+LOOKS_BEFORE_GONE = 3
+"""A replacement may lack its files for a moment; so many looks without them are told."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A replacement that was not taken up: what, why, and when (Unix time)."""
+
+    what: str
+    why: str
+    at: float
+
+
+class ModelHolder:
+    """The served model, and whether something newer lies in its place.
+
+    Args:
+        path: of the bundle; a link is followed anew at each look.
+        stores: files of stored features, by role.
+        folder: where mapped copies of these are kept.
+        load: gives the scorer of a bundle.
+        on_event: called with "swap" or "refused".
+
+    Raises:
+        RecgradError: the first model, or a store, cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        stores: Mapping[str, StoreSettings] | None = None,
+        folder: str | Path = "",
+        load: Callable[[Path], Scorer] = Scorer.load,
+        on_event: Callable[[str], None] = lambda event: None,
+    ) -> None:
+        self.path = Path(path)
+        self.refused: Refused | None = None
+        self.loaded_at = 0.0
+        self._settings = dict(stores or {})
+        self._folder = folder
+        self._load = load
+        self._on_event = on_event
+        self._seen = self._signatures()
+        self._last = dict(self._seen)
+        self._gone: dict[str, int] = {}
+        self._stores = {role: self._open(role) for role in self._settings}
+        self._current = self._served(self._load(self.path), self._stores)
+        self.loaded_at = time.time()
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def current(self) -> Served:
+        """The model to score with; hold on to it for the length of a batch."""
+        return self._current
+
+    def follow(self, every_s: float) -> None:
+        """Look for replacements on a thread."""
+        self._thread = threading.Thread(target=self._follow, args=(every_s,), name="following", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._ending.set()
+
+    def look(self) -> bool:
+        """Take up what has been replaced, and has lain still since the last look; True if something was."""
+        now = self._signatures()
+        before, self._last = self._last, now
+        taken = False
+        for what, known in sorted(now.items()):
+            self._gone[what] = self._gone.get(what, 0) + 1 if known is None else 0
+            if self._gone[what] == LOOKS_BEFORE_GONE:
+                self._refuse(what, "there is nothing in its place")
+            if known is None or known == self._seen.get(what) or known != before.get(what):
+                continue
+            self._seen[what] = known
+            taken |= self._take_up(what)
+        return taken
+
+    def _take_up(self, what: str) -> bool:
+        try:
+            if what == "bundle":
+                self._current = self._served(self._load(self.path), self._stores)
+            else:
+                stores = {**self._stores, what: self._open(what)}
+                self._current = self._served(self._current.scorer, stores, self._current.version)
+                self._stores = stores
+        except (RecgradError, OSError) as error:
+            self._refuse(what, str(error))
+            return False
+        except Exception as error:
+            logger.exception("%s could not be loaded", self._name(what))
+            self._refuse(what, f"{type(error).__name__}: {error}")
+            return False
+        self.loaded_at = time.time()
+        self.refused = None
+        logger.info("took up %s (version %s)", self._name(what), self._current.version)
+        self._on_event("swap")
+        return True
+
+    def _refuse(self, what: str, why: str) -> None:
+        self.refused = Refused(self._name(what), why, time.time())
+        logger.warning("refused %s, the old one stays: %s", self._name(what), why)
+        self._on_event("refused")
+
+    def _name(self, what: str) -> str:
+        return str(self.path) if what == "bundle" else self._settings[what].path
+
+    def _open(self, role: str) -> FeatureStore:
+        return FeatureStore(role, self._settings[role], self._folder)
+
+    def _served(
+        self, scorer: Scorer, stores: Mapping[str, FeatureStore], version: str | None = None
+    ) -> Served:
+        return Served(scorer, version or version_of(scorer), tuple(stores.values()))
+
+    def _signatures(self) -> dict[str, str | None]:
+        found: dict[str, str | None] = {"bundle": bundle_signature(self.path)}
+        for role, store in self._settings.items():
+            try:
+                found[role] = file_signature(Path(store.path))
+            except OSError:
+                found[role] = None
+        return found
+
+    def _follow(self, every_s: float) -> None:
+        while not self._ending.wait(every_s):
+            try:
+                self.look()
+            except Exception:
+                logger.exception("looking for a new bundle failed")
+
+
+def bundle_signature(path: Path) -> str | None:
+    """What changes when any file of a bundle is replaced or written; None if there is no manifest."""
+    try:
+        folder = path.resolve(strict=True)
+        if not (folder / MANIFEST).is_file():
+            return None
+        names = sorted(os.path.join(where, name) for where, _, files in os.walk(folder) for name in files)
+        return str(folder) + "".join(f"\n{name} {file_signature(Path(name))}" for name in names)
+    except OSError:
+        return None
+
+
+def version_of(scorer: Scorer) -> str:
+    """A name for a bundle: the beginning of its manifest's SHA-256."""
+    text = json.dumps(scorer.manifest, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

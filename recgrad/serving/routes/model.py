@@ -1,0 +1,63 @@
+"""`GET /v1/model`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from recgrad.serving.answers import Answer, json_answer
+from recgrad.serving.routes._route import ROUTES, Route
+from recgrad.serving.scorer import Scorer
+from recgrad.serving.service import HttpRequest
+from recgrad.version import __version__
+
+
+@ROUTES.register("GET /v1/model")
+class ModelCard(Route):
+    """What is served: features, tasks, metrics, versions, and a row to try."""
+
+    async def answer(self, request: HttpRequest) -> Answer:
+        holder = self.service.holder
+        served = holder.current
+        card = {
+            "model": served.version,
+            "bundle": holder.path.name,
+            "loaded_at": holder.loaded_at,
+            "recgrad": __version__,
+            **describe(served.scorer),
+            "stores": [
+                {"role": store.role, "key": store.key, "file": store.path.name, "rows": len(store)}
+                for store in served.stores
+            ],
+            "refused": None if holder.refused is None else asdict(holder.refused),
+        }
+        return json_answer(card)
+
+
+def describe(scorer: Scorer) -> dict[str, Any]:
+    """The card of a model."""
+    golden = scorer.golden.slice(0, 1).to_pylist() if scorer.golden.num_rows else [{}]
+    return {
+        "outputs": list(scorer.outputs),
+        "tasks": list(scorer.tasks),
+        "columns": [{"name": field.name, "type": str(field.type)} for field in scorer.schema],
+        "features": [
+            {
+                "name": spec.name,
+                "kind": spec.kind.value,
+                "sequence": spec.sequence,
+                "rows": spec.num_rows,
+                "embedding_dim": spec.embedding_dim,
+            }
+            for spec in scorer.features
+        ],
+        "manifest": scorer.manifest,
+        "golden_row": {name: _plain(value) for name, value in golden[0].items()},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A value of a row as JSON has it; a map is an object."""
+    if isinstance(value, list) and value and all(isinstance(item, tuple) for item in value):
+        return {str(key): item for key, item in value}
+    return value if isinstance(value, (int, float, str, bool, list, dict, type(None))) else str(value)

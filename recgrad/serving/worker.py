@@ -1,0 +1,135 @@
+"""One worker process: loads the model, serves it, drains when it is asked to end.
+
+Started by the supervisor as `python -m recgrad.serving.worker`, with its settings on standard
+input. It writes one line of JSON to the descriptor that it is told: {"ready": …} or {"error": …}.
+Standard input stays open as long as the supervisor lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from recgrad.errors import RecgradError
+from recgrad.terminal import say
+
+EXIT_CANNOT_SERVE = 2
+
+
+def main() -> int:
+    """Serve until SIGTERM; returns the exit code."""
+    task = json.loads(sys.stdin.buffer.readline())
+    _speak(f"worker {task['worker'] + 1}: ")
+    status = os.fdopen(task["status"], "w")
+    try:
+        asyncio.run(_serve(task, status))
+    except RecgradError as error:
+        _tell(status, {"error": str(error)})
+        return EXIT_CANNOT_SERVE
+    return 0
+
+
+async def _serve(task: dict[str, Any], status: Any) -> None:
+    from granian.http import HTTP1Settings
+    from granian.server.embed import Server
+
+    from recgrad.serving.app import Application
+    from recgrad.serving.holder import ModelHolder
+    from recgrad.serving.metrics import Metrics
+    from recgrad.serving.routes import ROUTES
+    from recgrad.serving.service import Service
+    from recgrad.serving.settings import ServerSettings
+
+    settings = ServerSettings.from_json(task["settings"])
+    paths = sorted({name.partition(" ")[2] for name in ROUTES})
+    metrics = Metrics(task["metrics"], paths, workers=settings.workers, worker=task["worker"])
+    counters = {"swap": "recgrad_swaps_total", "refused": "recgrad_refused_total"}
+    holder = ModelHolder(
+        settings.bundle,
+        stores=settings.stores,
+        folder=task["folder"],
+        on_event=lambda event: metrics.count(counters[event]),
+    )
+    loop = asyncio.get_running_loop()
+    service = Service(settings, holder, metrics, loop)
+    app = Application(service)
+    server = Server(
+        app,
+        settings.host,
+        settings.port,
+        backlog=1024,
+        backpressure=settings.max_queue + 64,
+        http1_settings=HTTP1Settings(header_read_timeout=int(settings.body_timeout_s * 1000)),
+        websockets=False,
+        log_enabled=False,
+    )
+    ending = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.set)
+    threading.Thread(target=_follow_supervisor, args=(loop, ending), daemon=True).start()
+    sys.setswitchinterval(0.001)  # so that the event loop does not wait long for the scoring thread
+    gc.collect()
+    gc.freeze()  # the model stays; looking at it again and again would cost milliseconds
+    service.start()
+    app.start()
+    serving = asyncio.create_task(server.serve())
+    holder.follow(settings.poll_s)
+    metrics.count("recgrad_worker_starts_total")
+    metrics.set("recgrad_model_loaded_seconds", holder.loaded_at)
+    loop.call_later(0.05, _tell, status, {"ready": holder.current.version})
+    await asyncio.wait({serving, asyncio.create_task(ending.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    service.draining = True
+    server.stop()  # type: ignore[no-untyped-call]
+    await _drained(app, serving, settings.drain_s)
+    service.stop()
+
+
+async def _drained(app: Any, serving: asyncio.Task[None], most_s: float) -> None:
+    """Wait for requests in flight."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + most_s
+    while app.active and loop.time() < until:
+        await asyncio.sleep(0.01)
+    if app.active:
+        logging.getLogger("recgrad.serving").warning(
+            "%d requests were still without an answer after --drain_s %g", app.active, most_s
+        )
+    await asyncio.wait({serving}, timeout=1.0)
+
+
+def _follow_supervisor(loop: asyncio.AbstractEventLoop, ending: asyncio.Event) -> None:
+    """End when standard input does: the supervisor is gone."""
+    while sys.stdin.buffer.read(1):
+        pass
+    loop.call_soon_threadsafe(ending.set)
+
+
+def _tell(status: Any, message: dict[str, Any]) -> None:
+    print(json.dumps(message), file=status, flush=True)
+
+
+class _Lines(logging.Handler):
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self._prefix + self.format(record), error=True)
+
+
+def _speak(prefix: str) -> None:
+    logger = logging.getLogger("recgrad")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(_Lines(prefix))
+    logger.propagate = False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
