@@ -36,6 +36,7 @@ from recgrad.models.base import Model
 from recgrad.models.build import build_model
 from recgrad.models.table_kernels import has_constraints, kernels_of_tables
 from recgrad.models.tasks import loss_names
+from recgrad.models.towers import TowerEncoder
 from recgrad.optim.from_config import build_clipping, build_ema, build_scaler
 from recgrad.optim.groups import build_dense_optimizers
 from recgrad.optim.roles import batch_norms, parameter_roles
@@ -94,6 +95,7 @@ class _Builder:
         if model is None or self.problems:
             return
         self.attempt("model_config", lambda: [loss_names(task) for task in model.tasks])
+        self.attempt("eval_config.catalogue", lambda: self.catalogue(model, features))
         self.batch_size(model)
         if self.too_large(model):
             return
@@ -101,6 +103,12 @@ class _Builder:
         if ranks != 0 and has_constraints(self.config):
             plan = model.groups.plan
             self.attempt("train_config", lambda: kernels_of_tables(self.config, plan.tables, plan.lookups))
+
+    def catalogue(self, model: Model, features: list[Feature]) -> None:
+        """Towers that an evaluation over a catalogue needs."""
+        if self.config.eval_config.HasField("catalogue"):
+            for tower in ("user", "item"):
+                TowerEncoder(model, features, tower)
 
     def heads(self) -> None:
         """Losses and metrics."""

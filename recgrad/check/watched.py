@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recgrad.check.catalogue import catalogue_metrics
 from recgrad.check.rule import CHECKS, Context, Node
 from recgrad.check.tasks import Task, tasks
 from recgrad.config.proto.metric_pb2 import MetricConfig, TrainMetricConfig
@@ -29,7 +30,7 @@ def check_twice(context: Context) -> None:
 @CHECKS.register("watched metrics")
 def check_watched(context: Context) -> None:
     """Early stopping, the best checkpoint and plateaus watch a metric that is evaluated."""
-    known: list[str] = []
+    known = list(catalogue_metrics(context))
     found = tasks(context)
     for task in found:
         for node, name in _named(context, task, "metrics"):

@@ -37,6 +37,8 @@ class Eval(Command):
         from pathlib import Path
 
         with heavy_imports():
+            from recgrad.check.catalogue import PREFIX
+            from recgrad.training.catalogue import BASELINE, comparison_table
             from recgrad.training.hooks.console import evaluation_bar
             from recgrad.training.hooks.events import as_json
             from recgrad.training.run import evaluate
@@ -55,7 +57,10 @@ class Eval(Command):
                 progress=progress,
             )
         for name in sorted(metrics):
-            say(f"{name}: {metrics[name]:.6f}")
+            if not name.startswith((PREFIX, BASELINE)):
+                say(f"{name}: {metrics[name]:.6f}")
+        for line in comparison_table(metrics):
+            say(line)
         if args.eval_result_filename:
             target = Path(args.eval_result_filename)
             target.parent.mkdir(parents=True, exist_ok=True)

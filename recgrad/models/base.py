@@ -63,6 +63,9 @@ class Model(nn.Module):
     retrieval: ClassVar[bool] = False
     """Whether it compares an item with others, see `TaskSpec.retrieval`."""
 
+    similarity: str = "INNER_PRODUCT"
+    """How the vectors of two towers are compared; COSINE means that they are normalised."""
+
     groups: FeatureGroups
     engine: nn.Module | None
     tasks: tuple[TaskSpec, ...]
@@ -113,6 +116,19 @@ class Model(nn.Module):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The logits of each task; with variational dropout also "regularization", to add to the loss."""
         return self._dense_half(self.groups.gather(batch, self.engine))
+
+    @property
+    def tower_groups(self) -> dict[str, tuple[str, ...]]:
+        """The feature groups of each tower that `embed` knows, such as {"user": …, "item": …}."""
+        return {}
+
+    def embed(self, batch: Batch, tower: str) -> Tensor:
+        """Vectors of one tower, [rows, dim], from a batch with the features of its groups alone.
+
+        A model of several interests a user gives [rows, interests, dim], with zeros for those that a
+        user has not; the largest of their similarities counts.
+        """
+        raise NotImplementedError
 
     @property
     def sends_ahead(self) -> bool:

@@ -83,6 +83,15 @@ class DSSM(Model):
                 f"{self.user_tower.out_features} and {self.item_tower.out_features}"
             )
 
+    @property
+    def tower_groups(self) -> dict[str, tuple[str, ...]]:
+        """One group each."""
+        return {"user": (self.user_group,), "item": (self.item_group,)}
+
+    def embed(self, batch: Batch, tower: str) -> Tensor:
+        """u or v."""
+        return {"user": self.user_embedding, "item": self.item_embedding}[tower](batch)
+
     def user_embedding(self, batch: Batch) -> Tensor:
         """u [rows, dim]; the batch needs the user group's features only."""
         return self._embedding(batch, self.user_group, self.user_tower)

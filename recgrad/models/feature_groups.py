@@ -57,6 +57,10 @@ class FeatureGroups(nn.Module):
             groups, features, wide_embedding_dim=wide_embedding_dim, wide_init_fn=wide_init_fn
         )
         self.used: set[str] = set()
+        self.features = {
+            group.name: (*group.features, *(name for part in group.sequences for name in part.features))
+            for group in groups
+        }
         sparse = [spec for spec in features if spec.kind is Kind.SPARSE]
         self.ids = BatchIds(
             tuple(spec.name for spec in sparse if not spec.sequence),

@@ -31,6 +31,14 @@ class ItemSets(NamedTuple):
         starts = self.starts[begin : end + 1]
         return ItemSets(starts - starts[0], self.items[starts[0] : starts[-1]])
 
+    def take(self, queries: Array) -> ItemSets:
+        """The sets of these queries, which may repeat."""
+        sizes = self.sizes[queries]
+        starts = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes, out=starts[1:])
+        places = np.arange(starts[-1]) + np.repeat(self.starts[:-1][queries] - starts[:-1], sizes)
+        return ItemSets(starts, self.items[places])
+
     @staticmethod
     def of(query: Array, item: Array, queries: int) -> ItemSets:
         """The sets of pairs (query, item) in any order, repeats left out."""

@@ -31,6 +31,8 @@ from recgrad.retrieval.lists import Array, Ints, ItemSets
 Doubles = npt.NDArray[np.float64]
 
 OF_QUERIES = ("recall", "precision", "hit_rate", "ndcg", "mrr")
+BETTER_HIGH = (*OF_QUERIES, "pooled_recall")
+OF_LISTS = ("coverage", "popularity", "novelty")
 FOUND, WANTED = "found", "wanted"
 
 

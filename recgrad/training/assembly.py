@@ -47,6 +47,7 @@ class Training:
     """The live objects of a training run.
 
     Attributes:
+        features: all features of the config.
         evaluate_ema: whether evaluation sees the moving average of the weights, if there is one.
         processes: all ranks of the run.
         batch_norm: the statistics under averaged weights; an evaluation and the save after it share them.
@@ -58,6 +59,7 @@ class Training:
     train_loader: Loader
     eval_loader: Loader | None
     evaluate_ema: bool = True
+    features: Sequence[Feature] = ()
     processes: Processes = field(default_factory=Processes)
     batch_norm: ReestimatedBatchNorm = field(default_factory=ReestimatedBatchNorm)
 
@@ -122,6 +124,7 @@ def build_training(config: PipelineConfig, processes: Processes | None = None) -
         loader(config.train_input_path, training=True),
         loader(config.eval_input_path, training=False) if config.eval_input_path else None,
         uses_ema(config),
+        features,
         processes,
     )
 

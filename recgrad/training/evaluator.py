@@ -5,6 +5,7 @@ Checkpoints and export see the same weights: those of an average, where one is k
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -14,10 +15,13 @@ import torch
 from recgrad.data.batch import Batch
 from recgrad.data.loader import Loader
 from recgrad.training.assembly import Training
+from recgrad.training.catalogue import CatalogueEvaluation
 from recgrad.training.processes import Processes
 from recgrad.training.signals import StopRequest
 from recgrad.training.synchronize import Averager, even_batches, rested_norms
-from recgrad.training.task import Task
+from recgrad.training.task import Outputs, Task
+
+_log = logging.getLogger("recgrad.training")
 
 BATCH_NORM_BATCHES = 20
 Progress = Callable[[int, int | None], None]
@@ -32,12 +36,14 @@ def evaluate(
     progress: Progress | None = None,
     stop: StopRequest | None = None,
     processes: Processes | None = None,
+    catalogue: CatalogueEvaluation | None = None,
 ) -> dict[str, float]:
     """The metrics by name over `num_steps` batches, or fewer if there are no more (0: all of them).
 
     The task comes back in the mode it was in; its training metrics and generators are untouched.
     Several ranks share the batches, equally many each and so rounded up; the metrics are those of all
-    their rows. `progress` is told of each batch.
+    their rows. `progress` is told of each batch. With `catalogue` its measures are among them, of all
+    of its queries.
 
     Raises:
         InterruptedBySignal: `stop` was asked for; there are no metrics of a part of the data.
@@ -56,13 +62,32 @@ def evaluate(
             batches = even_batches(own, loader, processes, stop, ask=True)
             for number, batch in enumerate(batches, 1):
                 stop.check()
-                task.update_metrics(task(batch), batch)
+                outputs = task(batch)
+                task.update_metrics(outputs, batch)
+                _say_sampled(task, outputs, processes)
                 if progress is not None:
                     progress(number, total)
         stop.check()
-        return task.compute_metrics()
+        metrics = task.compute_metrics()
+        return metrics if catalogue is None else {**metrics, **catalogue.run(stop)}
     finally:
         task.train(was_training)
+
+
+def _say_sampled(task: Task, outputs: Outputs, processes: Processes) -> None:
+    """Say once of what the ranks of a retrieval model are: such numbers are easily taken for more."""
+    spec = task.model.tasks[0]
+    if not spec.retrieval or not spec.metrics or task.said_sampled:
+        return
+    task.said_sampled = True
+    if processes.is_main:
+        names = ", ".join(metric.display_name for metric in spec.metrics)
+        _log.info(
+            "%s: sampled, among %d items a row (its own and drawn ones), so it is above what the whole "
+            "catalogue would give; eval_config.catalogue ranks all items",
+            names,
+            outputs[spec.logits].shape[1],
+        )
 
 
 def _limited(loader: Loader, num_steps: int) -> Iterator[Batch]:

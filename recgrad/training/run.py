@@ -29,6 +29,7 @@ from recgrad.training.assembly import (
     uses_ema,
 )
 from recgrad.training.capture import capture, load_weights, resume, say_other_conditions
+from recgrad.training.catalogue import build_catalogue
 from recgrad.training.checkpoint import (
     CheckpointManager,
     read_checkpoint,
@@ -158,13 +159,16 @@ def evaluate(
         effective, effective.eval_input_path, features=features, training=False, pin=chosen.type == "cuda"
     )
     settings = effective.eval_config
-    return evaluate_task(
+    catalogue = build_catalogue(effective, features, task)
+    metrics = evaluate_task(
         task,
         loader,
         num_steps=settings.num_steps,
         progress=progress or log_progress(progress_every(effective)),
         stop=stop,
+        catalogue=catalogue,
     )
+    return metrics if catalogue is None else {**metrics, **catalogue.baseline_metrics()}
 
 
 def load_trained(
@@ -223,6 +227,8 @@ def _run(
 
     def evaluate_now(trainer: Trainer) -> Mapping[str, float]:
         assert training.eval_loader is not None
+        if catalogue is not None:
+            catalogue.say_baseline()
         with evaluated_weights(training, trainer.stop):
             return evaluate_task(
                 training.task,
@@ -231,7 +237,10 @@ def _run(
                 progress=partial(_tell_hooks, trainer),
                 stop=trainer.stop,
                 processes=training.processes,
+                catalogue=catalogue,
             )
+
+    catalogue = build_catalogue(config, training.features, training.task, training.processes)
 
     def save_now(trainer: Trainer) -> None:
         checkpoints.save(capture(training, trainer.state))
@@ -242,7 +251,9 @@ def _run(
     with StopRequest(alone=not processes.distributed) as stop, _given_up_on_error(checkpoints):
         # Libraries draw from Python's generator while they are imported; a run's state is its own.
         with untouched_generators():
-            directions = training.task.metric_directions()
+            # Where a whole catalogue is ranked, that decides rather than a sample of it.
+            directions = {} if catalogue is None else catalogue.directions()
+            directions |= training.task.metric_directions()
             hooks = build_hooks(config, folder, writes=processes.is_main, directions=directions)
         trainer = Trainer(
             task=training.task,

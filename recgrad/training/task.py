@@ -30,6 +30,7 @@ class Task(nn.Module):
     def __init__(self, model: Model, *, sample_weight_fields: Sequence[str] = ()) -> None:
         super().__init__()
         self.model = model
+        self.said_sampled = False
         self.heads = nn.ModuleList(Head(spec, sample_weight_fields) for spec in model.tasks)
 
     def place(self, device: torch.device) -> None:

@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as abc
 from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
+from google.protobuf.internal import containers as containers
 import builtins as builtins
 import sys
 import typing as typing
@@ -25,20 +27,84 @@ class EvalConfig(message.Message):
     NUM_STEPS_FIELD_NUMBER: builtins.int
     LOG_STEP_COUNT_STEPS_FIELD_NUMBER: builtins.int
     USE_DENSE_EMA_FIELD_NUMBER: builtins.int
+    CATALOGUE_FIELD_NUMBER: builtins.int
     num_steps: builtins.int
     """Batches of an evaluation; all if unset."""
     log_step_count_steps: builtins.int
     use_dense_ema: builtins.bool
     """Evaluate with the moving average of the dense weights; yes if unset and there is one."""
+    @builtins.property
+    def catalogue(self) -> CatalogueEval:
+        """Ours: rank the items of a whole catalogue for each user of the evaluation data."""
+
     def __init__(
         self,
         *,
         num_steps: builtins.int | None = ...,
         log_step_count_steps: builtins.int | None = ...,
         use_dense_ema: builtins.bool | None = ...,
+        catalogue: CatalogueEval | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["log_step_count_steps", b"log_step_count_steps", "num_steps", b"num_steps", "use_dense_ema", b"use_dense_ema"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["catalogue", b"catalogue", "log_step_count_steps", b"log_step_count_steps", "num_steps", b"num_steps", "use_dense_ema", b"use_dense_ema"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["log_step_count_steps", b"log_step_count_steps", "num_steps", b"num_steps", "use_dense_ema", b"use_dense_ema"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["catalogue", b"catalogue", "log_step_count_steps", b"log_step_count_steps", "num_steps", b"num_steps", "use_dense_ema", b"use_dense_ema"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CatalogueEval(message.Message):
+    """Ours: evaluation of a model with a user and an item tower over all items."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ITEM_INPUT_PATH_FIELD_NUMBER: builtins.int
+    ITEM_ID_FIELD_FIELD_NUMBER: builtins.int
+    USER_ID_FIELD_FIELD_NUMBER: builtins.int
+    TOP_K_FIELD_NUMBER: builtins.int
+    RELEVANT_FIELD_FIELD_NUMBER: builtins.int
+    SEEN_INPUT_PATH_FIELD_NUMBER: builtins.int
+    SEEN_FIELD_FIELD_NUMBER: builtins.int
+    MASK_SEEN_FIELD_NUMBER: builtins.int
+    CANDIDATES_FIELD_FIELD_NUMBER: builtins.int
+    ID_DELIMITER_FIELD_NUMBER: builtins.int
+    item_input_path: builtins.str
+    """Files with every item once: its id and the columns of the item tower."""
+    item_id_field: builtins.str
+    """The column of item ids in these files, in the evaluation data and in those of seen items."""
+    user_id_field: builtins.str
+    """The column of user ids. Rows of one user are one query, made of the first; each row is one if unset."""
+    relevant_field: builtins.str
+    """The evaluation data's column of items to find, one id or several; item_id_field if unset."""
+    seen_input_path: builtins.str
+    """Files with the items that users have seen, by user_id_field; train_input_path if unset."""
+    seen_field: builtins.str
+    """A column of the evaluation data with the items that were seen before the row."""
+    mask_seen: builtins.bool
+    """Leave seen items out of the lists."""
+    candidates_field: builtins.str
+    """A column of the evaluation data with the items to rank, besides those to find; all items if unset."""
+    id_delimiter: builtins.str
+    """Separates ids in text columns of several."""
+    @builtins.property
+    def top_k(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Lengths of lists to measure; 20 if unset."""
+
+    def __init__(
+        self,
+        *,
+        item_input_path: builtins.str | None = ...,
+        item_id_field: builtins.str | None = ...,
+        user_id_field: builtins.str | None = ...,
+        top_k: abc.Iterable[builtins.int] | None = ...,
+        relevant_field: builtins.str | None = ...,
+        seen_input_path: builtins.str | None = ...,
+        seen_field: builtins.str | None = ...,
+        mask_seen: builtins.bool | None = ...,
+        candidates_field: builtins.str | None = ...,
+        id_delimiter: builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["candidates_field", b"candidates_field", "id_delimiter", b"id_delimiter", "item_id_field", b"item_id_field", "item_input_path", b"item_input_path", "mask_seen", b"mask_seen", "relevant_field", b"relevant_field", "seen_field", b"seen_field", "seen_input_path", b"seen_input_path", "user_id_field", b"user_id_field"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["candidates_field", b"candidates_field", "id_delimiter", b"id_delimiter", "item_id_field", b"item_id_field", "item_input_path", b"item_input_path", "mask_seen", b"mask_seen", "relevant_field", b"relevant_field", "seen_field", b"seen_field", "seen_input_path", b"seen_input_path", "top_k", b"top_k", "user_id_field", b"user_id_field"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -1,0 +1,44 @@
+"""Evaluation over a whole catalogue: what its settings need of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from recgrad.check.rule import CHECKS, Context, Node
+from recgrad.retrieval.measures import BETTER_HIGH, OF_LISTS
+
+PREFIX = "catalogue_"
+DEFAULT_TOP_K = 20
+
+
+@CHECKS.register("catalogue evaluation")
+def check_catalogue(context: Context) -> None:
+    """The files and columns of a catalogue evaluation are named, and every setting has an effect."""
+    for node in context.of("CatalogueEval"):
+        for field in ("item_input_path", "item_id_field"):
+            if not getattr(node.message, field):
+                context.problem(node.at(field), "is required")
+        if not context.config.eval_input_path:
+            context.problem(node.path, "ranks items for the rows of eval_input_path, which is empty; set it")
+        for i, k in enumerate(node.message.top_k):
+            if k < 1:
+                context.problem(f"{node.at('top_k')}[{i}]", f"must be at least 1, got {k}")
+        _check_seen(context, node)
+
+
+def _check_seen(context: Context, node: Node) -> None:
+    message = node.message
+    masks = message.user_id_field or message.seen_field
+    if message.HasField("mask_seen") and message.mask_seen and not masks:
+        context.problem(
+            node.at("mask_seen"), "needs user_id_field or seen_field, which say who has seen what"
+        )
+    if message.seen_field and not message.mask_seen:
+        context.problem(node.at("seen_field"), "has no effect with mask_seen: false; remove one of them")
+
+
+def catalogue_metrics(context: Context) -> Iterator[str]:
+    """The names that an evaluation over a catalogue gives its metrics."""
+    for node in context.of("CatalogueEval"):
+        for k in sorted(set(node.message.top_k)) or [DEFAULT_TOP_K]:
+            yield from (f"{PREFIX}{name}@{k}" for name in (*BETTER_HIGH, *OF_LISTS))
