@@ -1,0 +1,1 @@
+"""Sequential transduction units: the parts of the schema's HSTU models."""
