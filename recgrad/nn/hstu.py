@@ -71,7 +71,7 @@ class HSTULayer(nn.Module):
             query_times: float64 [positions], when what follows it is asked for.
         """
         normed = F.layer_norm(x, x.shape[1:], eps=_EPS)
-        u, v, q, k = F.silu(normed @ self.weight).split(self.widths, dim=1)
+        u, v, q, k = torch.split(F.silu(normed @ self.weight), self.widths, dim=1)
         biases = Biases(self.positions)
         if self.buckets is not None:
             biases = Biases(self.positions, self.times, times, query_times, self.buckets)

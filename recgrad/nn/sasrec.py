@@ -58,7 +58,7 @@ class AttentionBlock(nn.Module):
         """[positions, dim] of the same."""
         if self.norm == "SASREC":
             query = self.first_norm(x)
-            y = self.second_norm(query + self._attend(query, x, segments, biases))
+            y: Tensor = self.second_norm(query + self._attend(query, x, segments, biases))
             return y + self._feed(y)
         if self.norm == "PRE":
             normed = self.first_norm(x)

@@ -47,6 +47,7 @@ class SimpleActionEncoder(nn.Module):
         if not bits:
             raise ValueError("action_weights must name at least one action, got none")
         self.thresholds = list(zip(thresholds, weights, strict=True))
+        self.bits: Tensor
         self.register_buffer("bits", torch.tensor(bits, dtype=torch.int64), persistent=False)
         self.out_features = len(bits) * action_embedding_dim
         self.table = nn.Parameter(torch.empty(len(bits), action_embedding_dim).normal_(std=_STD))

@@ -75,7 +75,7 @@ class SimpleMLP(nn.Module):
 
 
 class ParameterizedMLP(nn.Module):
-    """x·A_b + r_b with A_b = LN(W_a·h), a matrix, and r_b = W₂·swishLN(W₁·h), h = W·drop(context of row b)."""
+    """x·A_b + r_b with the matrix A_b = LN(W_a·h) and r_b = W₂·swishLN(W₁·h), h = W·drop(a row's context)."""
 
     def __init__(
         self,

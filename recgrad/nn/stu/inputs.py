@@ -30,12 +30,17 @@ class Events:
 
     def reversed(self) -> Events:
         """The same with each row's events in reverse."""
-        turned = {
-            name: reverse_rows(value, self.segments)
-            for name in ("values", "times", "actions", "watch_times")
-            if (value := getattr(self, name)) is not None
-        }
-        return replace(self, **turned)
+
+        def turned(x: Tensor | None) -> Tensor | None:
+            return None if x is None else reverse_rows(x, self.segments)
+
+        return replace(
+            self,
+            values=reverse_rows(self.values, self.segments),
+            times=reverse_rows(self.times, self.segments),
+            actions=turned(self.actions),
+            watch_times=turned(self.watch_times),
+        )
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,8 @@ class TimestampLayerNorm(nn.Module):
                 "time_duration_period_units and time_duration_units_per_period must be equally many, one at "
                 f"least, each at least 1; got {list(units)} and {list(periods)}"
             )
+        self.units: Tensor
+        self.periods: Tensor
         self.register_buffer("units", torch.tensor(units, dtype=torch.float64), persistent=False)
         self.register_buffer("periods", torch.tensor(periods, dtype=torch.float64), persistent=False)
         self.linear, self.norm = nn.Linear(dim + 2 * len(units), dim), nn.LayerNorm(dim)

@@ -82,7 +82,8 @@ class Preprocessor(nn.Module):
         if given.candidates is not None:
             count = given.candidates.values.shape[0]
             values = torch.cat([values, self.actions.candidates(count)])
-        return self.action_mlp(values, both, given.contextual)
+        acted: Tensor = self.action_mlp(values, both, given.contextual)
+        return acted
 
 
 class ContextualPreprocessor(Preprocessor):

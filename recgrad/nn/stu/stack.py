@@ -60,8 +60,8 @@ class HSTU(nn.Module):
         split, tail = attn_truncation_split_layer, attn_truncation_tail_len
         if (split > 0) != (tail > 0) or (split and split >= attn_num_layers):
             raise ValueError(
-                "attn_truncation_split_layer and attn_truncation_tail_len must both be 0, or both above 0 with "
-                f"the layer below attn_num_layers {attn_num_layers}; got {split} and {tail}"
+                "attn_truncation_split_layer and attn_truncation_tail_len must both be 0, or both above 0 "
+                f"with the layer below attn_num_layers {attn_num_layers}; got {split} and {tail}"
             )
         settings = {key: value for key, value in stu.items() if key not in _NO_EFFECT}
         self.dim: int = settings["embedding_dim"]
@@ -94,7 +94,7 @@ class HSTU(nn.Module):
 
     def forward(self, given: HSTUInput) -> Tokens:
         """The tokens after the last layer: candidates, one each; without candidates, all."""
-        tokens = self.preprocessor(given)
+        tokens: Tokens = self.preprocessor(given)
         tokens = tokens.with_values(self.dropout(self.positional(tokens, given.query_times)))
         for i, layer in enumerate(self.layers):
             if self.split and i == self.split:
