@@ -43,6 +43,13 @@ class PackedVectors:
         if self.count > whole * LANES:
             self.panels[whole, :, : self.count - whole * LANES] = vectors[whole * LANES :].T
 
+    @classmethod
+    def of_panels(cls, panels: Floats, count: int) -> PackedVectors:
+        """Vectors that were packed before, such as those of a mapped file."""
+        packed = cls.__new__(cls)
+        packed.panels, packed.count, packed.dim = panels, count, panels.shape[1]
+        return packed
+
     def __len__(self) -> int:
         return self.count
 

@@ -1,0 +1,38 @@
+"""Flags of the commands that take vectors from a trained model."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from recgrad.cli.run_flags import add_custom_code_argument, add_threads_argument
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """The model and which of its checkpoints."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?" if optional else None,
+        help="the model_dir of a run, or a pipeline config",
+    )
+    parser.add_argument(
+        "--checkpoint-path", metavar="PATH", help="a checkpoint, instead of the best or newest"
+    )
+    parser.add_argument("--edit-config-json", metavar="JSON", help="changes to the config")
+    add_custom_code_argument(parser)
+    add_threads_argument(parser)
+
+
+def open_model(args: argparse.Namespace) -> Any:
+    """The towers of the model that the line names, ready to compute."""
+    from recgrad.export.towers import open_towers
+    from recgrad.training.runtime import set_up_process
+
+    set_up_process(args.num_threads)
+    return open_towers(
+        args.model,
+        checkpoint_path=args.checkpoint_path,
+        edit_config_json=args.edit_config_json,
+        custom_code=not args.no_custom_code,
+    )

@@ -1,0 +1,425 @@
+"""An index on disk: vectors of items with their ids and columns, searched without torch.
+
+    INDEX/
+      manifest.json      what it is: kind, similarity, segments; replaced as a whole when something changes
+      segment-1/         items as they came: never changed after
+        items.parquet    ids and columns
+        panels.npy       vectors as exact search reads them, mapped
+        faiss.index      of other kinds than exact
+      segment-2/ …       items that were added or changed later; searched exactly
+      removed-3.npy      numbers of items that are gone, or that a later segment has anew
+      golden.parquet     some items as the model saw them, with their vectors: another model gives others
+
+Items are numbered through all segments in their order; equal scores go by it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recgrad.data.ids import KnownIds, plain_ids
+from recgrad.errors import RecgradError, whole_path
+from recgrad.retrieval.approximate import KINDS, ApproximateIndex, Settings
+from recgrad.retrieval.exact import PackedVectors
+from recgrad.retrieval.filters import Filter
+from recgrad.retrieval.interests import best_of_pairs, search_interests
+from recgrad.retrieval.lists import Array, Bools, Floats, Found, Ints, ItemSets
+from recgrad.retrieval.similarity import item_side, query_side, similarities
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+EXACT = "exact"
+GATHERED = 0.5  # a filter that leaves less than this share is searched in a copy of what it leaves
+FEW = 32  # queries for which no copy is made
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Items that came together.
+
+    Attributes:
+        table: ids and columns.
+        packed: vectors.
+        approximate: the faiss index of them, if it has one.
+    """
+
+    table: pa.Table
+    packed: PackedVectors
+    approximate: ApproximateIndex | None
+
+    @classmethod
+    def read(cls, folder: Path, kind: str, settings: Settings) -> Segment:
+        """A segment of a folder."""
+        table = pq.read_table(folder / "items.parquet")
+        panels = np.load(folder / "panels.npy", mmap_mode="r")
+        path = folder / "faiss.index"
+        approximate = ApproximateIndex.read(str(path), kind, settings) if path.exists() else None
+        return cls(table, PackedVectors.of_panels(panels, table.num_rows), approximate)
+
+
+class Index:
+    """Items that can be searched by vectors.
+
+    Args:
+        path: the folder of it.
+
+    Attributes:
+        manifest: what manifest.json says.
+        segments: in order.
+        id_field: the column of ids.
+        similarity: of the model.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.manifest = _read_manifest(self.path)
+        self.kind: str = self.manifest["kind"]
+        self.settings = Settings(**self.manifest["settings"])
+        self.similarity: str = self.manifest["similarity"]
+        self.id_field: str = self.manifest["id_field"]
+        names = self.manifest["segments"]
+        self.segments = [Segment.read(self.path / name, self.kind, self.settings) for name in names]
+        self.table = pa.concat_tables([segment.table for segment in self.segments], promote_options="default")
+        removed = self.manifest["removed"]
+        self.live: Bools = np.ones(self.table.num_rows, bool)
+        if removed:
+            self.live[np.load(self.path / removed)] = False
+        self.dim: int = self.manifest["dim"]
+
+    def __len__(self) -> int:
+        return int(self.live.sum())
+
+    @property
+    def bytes(self) -> int:
+        """What its files take."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+    @cached_property
+    def ids(self) -> pa.Array:
+        """Ids by number, also of items that are gone."""
+        return plain_ids(self.table.column(self.id_field), f"index '{self.path}'")
+
+    @cached_property
+    def _known(self) -> tuple[KnownIds, Ints]:
+        numbers = np.flatnonzero(self.live)
+        return KnownIds(self.ids.take(pa.array(numbers)), f"index '{self.path}'"), numbers
+
+    def numbers(self, ids: pa.Array) -> Ints:
+        """The numbers of ids, −1 for those that it has not."""
+        known, numbers = self._known
+        found = known.numbers(ids)
+        return np.where(found < 0, -1, numbers[found]) if len(numbers) else found
+
+    def view(self, condition: str | None = None) -> View:
+        """What a filter leaves of it, for searching."""
+        allowed = self.live
+        if condition is not None:
+            allowed = allowed & Filter(condition).mask(self.table)
+        return View(self, None if allowed.all() else allowed)
+
+    def check_model(self, embedder: Any) -> None:
+        """Raise unless a model gives the items the vectors that they have here."""
+        path = self.path / "golden.parquet"
+        if not path.exists():
+            return
+        table = pq.read_table(path)
+        then = np.stack(table.column(VECTOR).to_numpy()).astype(np.float64)
+        now = np.asarray(embedder.embed(table.drop_columns([VECTOR]), "item"), np.float64)
+        scale = np.linalg.norm(then, axis=1) + 1e-12
+        apart = np.linalg.norm(then - now, axis=1) / scale if now.shape == then.shape else np.full(1, np.inf)
+        if apart.max() > SAME:
+            raise RecgradError(
+                f"index '{self.path}'{whole_path(self.path)} was made by another model: its items have other "
+                "vectors by this one; build it again with `recgrad index`, or give the model that made it"
+            )
+
+    # Changes: new files, then a new manifest.
+
+    def update(self, table: pa.Table, vectors: Array) -> None:
+        """Add items, or change those whose ids it has."""
+        KnownIds(table.column(self.id_field), "items")
+        vectors = _checked(vectors, table, self.id_field)
+        if vectors.shape[1] != self.dim:
+            raise RecgradError(
+                f"index '{self.path}': vectors have {self.dim} dims, the new ones {vectors.shape[1]}"
+            )
+        old = self.numbers(plain_ids(table.column(self.id_field), "items"))
+        _check_columns(self, table)
+        name = f"segment-{len(self.manifest['segments']) + 1}"
+        _write_segment(self.path / name, table.select(self.table.column_names), vectors, self.similarity)
+        self._replace([*self.manifest["segments"], name], old[old >= 0])
+
+    def remove(self, ids: pa.Array) -> int:
+        """Take items out; returns how many of the ids it had."""
+        numbers = self.numbers(plain_ids(ids, "ids to remove"))
+        numbers = np.unique(numbers[numbers >= 0])
+        self._replace(self.manifest["segments"], numbers)
+        return len(numbers)
+
+    def _replace(self, segments: list[str], gone: Ints) -> None:
+        """Write a manifest with these segments, and without these items as well."""
+        before = np.flatnonzero(~self.live)
+        version = int(self.manifest["version"]) + 1
+        removed = f"removed-{version}.npy" if len(before) + len(gone) else ""
+        if removed:
+            np.save(self.path / removed, np.union1d(before, gone))
+        _write_manifest(
+            self.path, {**self.manifest, "segments": segments, "removed": removed, "version": version}
+        )
+        self.__init__(self.path)  # type: ignore[misc]
+        for name in self.__dict__.keys() & {"ids", "_known"}:
+            del self.__dict__[name]
+
+
+VECTOR = "__vector__"
+SAME = 1e-3
+
+
+class View:
+    """The items of an index that may be found.
+
+    Args:
+        index: the index.
+        allowed: bool [items]; None for all.
+    """
+
+    def __init__(self, index: Index, allowed: Bools | None) -> None:
+        self.index, self.allowed = index, allowed
+        self.count = len(index.live) if allowed is None else int(allowed.sum())
+        starts = np.cumsum([0, *(segment.table.num_rows for segment in index.segments)])
+        self._parts = [
+            (segment, int(start), None if allowed is None else allowed[start:end])
+            for segment, start, end in zip(index.segments, starts, starts[1:])
+        ]
+
+    def search(self, vectors: Array, k: int, banned: ItemSets | None = None) -> Found:
+        """The k best items of each query, by number in the index, with their similarities.
+
+        Never fewer than k while as many may be found: where an approximate index finds fewer, those
+        queries are searched for exactly.
+
+        Args:
+            vectors: [queries, dim] or [queries, interests, dim], as the user tower gives them.
+            k: how many.
+            banned: numbers of items that each query must not find.
+        """
+        asked = query_side(vectors, self.index.similarity)
+        found = search_interests(lambda rows, sets: self._search(rows, k, sets), asked, banned)
+        if self.index.similarity == "EUCLID" and vectors.ndim == 2:
+            return similarities(found, vectors, self.index.similarity)
+        return found
+
+    def _search(self, queries: Floats, k: int, banned: ItemSets | None) -> Found:
+        parts = [self._in_segment(*part, queries, k, banned) for part in self._parts]
+        if len(parts) == 1:
+            return parts[0]
+        items, scores = (np.concatenate([part[i] for part in parts], axis=1) for i in range(2))
+        rows, places = np.nonzero(items >= 0)
+        return best_of_pairs(rows, items[rows, places], scores[rows, places], len(queries), k)
+
+    def _in_segment(
+        self,
+        segment: Segment,
+        start: int,
+        allowed: Bools | None,
+        queries: Floats,
+        k: int,
+        banned: ItemSets | None,
+    ) -> Found:
+        own = None if banned is None else _of_range(banned, start, start + segment.table.num_rows)
+        if segment.approximate is None:
+            found = self._exact(segment, allowed, queries, k, own)
+        else:
+            found = self._approximate(segment, segment.approximate, allowed, queries, k, own)
+        return Found(np.where(found.items < 0, -1, found.items + start), found.scores)
+
+    def _exact(
+        self, segment: Segment, allowed: Bools | None, queries: Floats, k: int, banned: ItemSets | None
+    ) -> Found:
+        few = len(queries) < FEW
+        if allowed is None or few or allowed.mean() > GATHERED:
+            return segment.packed.search(queries, k, allowed=allowed, banned=banned)
+        numbers, packed = self._gathered[id(segment)]
+        if banned is not None:
+            place = np.full(len(allowed), -1, np.int64)
+            place[numbers] = np.arange(len(numbers))
+            there = place[banned.items]
+            banned = ItemSets.of(banned.queries[there >= 0], there[there >= 0], len(queries))
+        found = packed.search(queries, k, banned=banned)
+        return Found(
+            np.where(found.items < 0, -1, numbers[found.items]) if len(numbers) else found.items, found.scores
+        )
+
+    @cached_property
+    def _gathered(self) -> dict[int, tuple[Ints, PackedVectors]]:
+        """What is allowed of each segment, in a copy."""
+        copies = {}
+        for segment, _, allowed in self._parts:
+            assert allowed is not None
+            numbers = np.flatnonzero(allowed)
+            copies[id(segment)] = (numbers, PackedVectors(segment.packed.vectors(numbers)))
+        return copies
+
+    def _approximate(
+        self,
+        segment: Segment,
+        index: ApproximateIndex,
+        allowed: Bools | None,
+        queries: Floats,
+        k: int,
+        banned: ItemSets | None,
+    ) -> Found:
+        more = 0 if banned is None or not len(banned.items) else int(banned.sizes.max())
+        possible = segment.table.num_rows if allowed is None else int(allowed.sum())
+        if possible <= k + more:
+            return self._exact(segment, allowed, queries, k, banned)
+        found = index.search(queries, k + more, segment.packed.vectors, allowed)
+        if banned is not None:
+            rows, places = np.nonzero((found.items >= 0) & ~banned.contain(found.items))
+            found = best_of_pairs(
+                rows, found.items[rows, places], found.scores[rows, places], len(queries), k
+            )
+        short = np.flatnonzero(found.items[:, k - 1] < 0)
+        if len(short):
+            sets = None if banned is None else banned.take(short)
+            again = self._exact(segment, allowed, queries[short], k, sets)
+            found.items[short], found.scores[short] = again.items, again.scores
+        return found
+
+
+def _of_range(sets: ItemSets, start: int, end: int) -> ItemSets:
+    """The items of some range, numbered from its start."""
+    there = (sets.items >= start) & (sets.items < end)
+    return ItemSets.of(sets.queries[there], sets.items[there] - start, len(sets.starts) - 1)
+
+
+def build_index(
+    path: str | Path,
+    table: pa.Table,
+    vectors: Array,
+    *,
+    id_field: str,
+    similarity: str = "INNER_PRODUCT",
+    kind: str = EXACT,
+    settings: Settings | None = None,
+    golden: pa.Table | None = None,
+    model: Mapping[str, Any] | None = None,
+) -> Index:
+    """Write an index of items; one that is there is replaced when the new one is whole.
+
+    Args:
+        path: a folder.
+        table: ids and the columns to filter by.
+        vectors: [items, dim], as the item tower gives them.
+        id_field: the column of ids, each once.
+        similarity: of the model.
+        kind: exact, or of KINDS.
+        settings: of kinds other than exact.
+        golden: some rows of the item tower with their vectors in the column VECTOR.
+        model: what is known of the model, for people.
+    """
+    path = Path(path)
+    if kind != EXACT and kind not in KINDS:
+        raise RecgradError(f"index: no kind '{kind}' (there are: {', '.join((EXACT, *KINDS))})")
+    if path.exists() and not (path / MANIFEST).exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RecgradError(f"index: '{path}'{whole_path(path)} is there and no index; choose another path")
+    KnownIds(table.column(id_field), f"items: column '{id_field}'")
+    vectors = _checked(vectors, table, id_field)
+    settings = settings or Settings()
+    partial = path.with_name(path.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    searched = _write_segment(partial / "segment-1", table, vectors, similarity)
+    if kind != EXACT:
+        ApproximateIndex.build(searched, kind, settings).write(str(partial / "segment-1" / "faiss.index"))
+    if golden is not None:
+        pq.write_table(golden, partial / "golden.parquet")
+    manifest = {
+        "format": FORMAT,
+        "kind": kind,
+        "settings": asdict(settings),
+        "similarity": similarity,
+        "dim": vectors.shape[1],
+        "id_field": id_field,
+        "segments": ["segment-1"],
+        "removed": "",
+        "version": 1,
+        "model": dict(model or {}),
+    }
+    _write_manifest(partial, manifest)
+    if path.exists():
+        old = path.with_name(path.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+        partial.rename(path)
+        shutil.rmtree(old)
+    else:
+        partial.rename(path)
+    return Index(path)
+
+
+def _write_segment(folder: Path, table: pa.Table, vectors: Floats, similarity: str) -> Floats:
+    """Write items; returns their vectors as they are searched."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    searched = item_side(vectors, similarity)
+    np.save(folder / "panels.npy", PackedVectors(searched).panels)
+    pq.write_table(table, folder / "items.parquet")
+    return searched
+
+
+def _checked(vectors: Array, table: pa.Table, id_field: str) -> Floats:
+    """Vectors [items, dim], all numbers finite."""
+    vectors = np.asarray(vectors, np.float32)
+    if vectors.ndim != 2 or len(vectors) != table.num_rows:
+        raise RecgradError(f"index: {table.num_rows} items need a vector each, got {list(vectors.shape)}")
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(bad):
+        name = table.column(id_field)[int(bad[0])].as_py()
+        raise RecgradError(
+            f"index: {len(bad)} items have vectors with numbers that are not finite, the first is {name!r}; "
+            "the model may have diverged"
+        )
+    return vectors
+
+
+def _check_columns(index: Index, table: pa.Table) -> None:
+    missing = [name for name in index.table.column_names if name not in table.column_names]
+    if missing:
+        raise RecgradError(
+            f"index '{index.path}': the new items have no column '{missing[0]}'; give all columns"
+        )
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        if manifest["format"] != FORMAT or "segments" not in manifest:
+            raise ValueError(f"format {manifest['format']}")
+    except FileNotFoundError:
+        raise RecgradError(
+            f"index '{path}'{whole_path(path)}: there is none; make it with `recgrad index`"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecgradError(
+            f"index '{path}'{whole_path(path)}: cannot be read ({error}); build it again"
+        ) from error
+    found: dict[str, Any] = manifest
+    return found
+
+
+def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    partial = path / (MANIFEST + ".partial")
+    partial.write_text(json.dumps(manifest, indent=2) + "\n")
+    os.replace(partial, path / MANIFEST)

@@ -1,0 +1,143 @@
+"""The best items of an index for every user of some files, as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from recgrad.data.ids import KnownIds, flat_ids, plain_ids
+from recgrad.data.readers.tables import open_table, read_table
+from recgrad.errors import DataError, RecgradError
+from recgrad.export.index import Index
+from recgrad.export.towers import Embedder, embedded_blocks, write_tables
+from recgrad.retrieval.lists import Found, Ints, ItemSets
+
+USERS = 4096  # that are searched for at a time
+
+
+class History:
+    """What users have seen, to be left out: pairs of a user and an item, or of a user and several.
+
+    Args:
+        path: files with the columns of users and items.
+        index: whose items they are.
+        user_field: the column of users.
+        item_field: the column of items: one id, a list, or text joined by commas.
+        embedder: says how text files are written.
+    """
+
+    def __init__(self, path: str, index: Index, user_field: str, item_field: str, embedder: Embedder) -> None:
+        users, items = [], []
+        for table in read_table(open_table(path, embedder.data), [user_field, item_field]):
+            flat = flat_ids(table.column(item_field), ",", f"{path}: column '{item_field}'")
+            numbers = index.numbers(flat.ids)
+            there = numbers >= 0
+            owners = plain_ids(table.column(user_field), f"{path}: column '{user_field}'")
+            users.append(owners.take(pa.array(flat.rows[there])))
+            items.append(numbers[there])
+        owners = pa.concat_arrays(users).dictionary_encode()
+        self._users = KnownIds(owners.dictionary, path)
+        self._sets = ItemSets.of(
+            np.asarray(owners.indices, np.int64), np.concatenate(items), len(self._users)
+        )
+
+    def of(self, ids: pa.Array) -> ItemSets:
+        """The items of some users; none for those that it does not know."""
+        numbers = self._users.numbers(ids)
+        known = np.flatnonzero(numbers >= 0)
+        own = self._sets.take(numbers[known])
+        return ItemSets.of(known[own.queries], own.items, len(ids))
+
+
+def recommend(
+    embedder: Embedder,
+    index: Index,
+    users_path: str,
+    output_path: str | Path,
+    *,
+    k: int = 100,
+    user_field: str = "user_id",
+    condition: str | None = None,
+    history_path: str | None = None,
+    item_field: str | None = None,
+) -> int:
+    """Write the k best items of every user; returns the number of users.
+
+    Parquet files have a row for each user, with the lists `items` and `scores`; text files one for each
+    user and item. Users come in the order of their files.
+
+    Args:
+        embedder: the model that made the index.
+        index: the items.
+        users_path: files with the columns of the user tower and `user_field`.
+        output_path: a .parquet or .csv file.
+        k: items of a user; fewer only where fewer may be found.
+        user_field: the column of user ids.
+        condition: a filter of items, such as `price < 20`.
+        history_path: files with pairs of users and items to leave out.
+        item_field: the column of items there; that of the index if None.
+    """
+    if k < 1:
+        raise RecgradError(f"recommend: k must be at least 1, got {k}")
+    target = Path(output_path)
+    if target.suffix not in (".parquet", ".csv"):
+        raise RecgradError(f"recommend: output '{target}' must end with .parquet or .csv")
+    index.check_model(embedder)
+    view = index.view(condition)
+    if not view.count:
+        raise RecgradError(f"recommend: no item of index '{index.path}' passes the filter '{condition}'")
+    reader = open_table(users_path, embedder.data)
+    if reader.schema.get_field_index(user_field) < 0:
+        names = ", ".join(reader.schema.names)
+        raise DataError(
+            f"recommend: column '{user_field}' is not in the users' files (have: {names}); --user-id names it"
+        )
+    history = None
+    if history_path is not None:
+        history = History(history_path, index, user_field, item_field or index.id_field, embedder)
+    count = 0
+
+    def tables() -> Iterator[pa.Table]:
+        nonlocal count
+        for table, vectors in embedded_blocks(embedder, reader, "user", [user_field]):
+            for begin in range(0, table.num_rows, USERS):
+                users = table.column(user_field).slice(begin, USERS)
+                ids = plain_ids(users, f"users: column '{user_field}'")
+                banned = None if history is None else history.of(ids)
+                found = view.search(vectors[begin : begin + USERS], k, banned)
+                count += len(ids)
+                yield (_rows if target.suffix == ".csv" else _lists)(user_field, users, index, found)
+
+    write_tables(target, tables(), {})
+    return count
+
+
+def _flat(found: Found) -> tuple[Ints, Ints, Any, Any]:
+    rows, places = np.nonzero(found.items >= 0)
+    return rows, places, found.items[rows, places], found.scores[rows, places]
+
+
+def _lists(name: str, users: pa.ChunkedArray, index: Index, found: Found) -> pa.Table:
+    rows, _, items, scores = _flat(found)
+    starts = np.zeros(len(users) + 1, np.int64)
+    np.cumsum(np.bincount(rows, minlength=len(users)), out=starts[1:])
+    ids = index.table.column(index.id_field).combine_chunks().take(pa.array(items))
+    offsets = pa.array(starts, pa.int64())
+    return pa.table(
+        {
+            name: users,
+            "items": pa.LargeListArray.from_arrays(offsets, ids),
+            "scores": pa.LargeListArray.from_arrays(offsets, pa.array(scores)),
+        }
+    )
+
+
+def _rows(name: str, users: pa.ChunkedArray, index: Index, found: Found) -> pa.Table:
+    rows, places, items, scores = _flat(found)
+    ids = index.table.column(index.id_field).take(pa.array(items))
+    columns = {name: users.take(pa.array(rows)), "rank": places + 1, index.id_field: ids, "score": scores}
+    return pa.table(columns)

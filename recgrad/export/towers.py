@@ -1,0 +1,197 @@
+"""Vectors of rows by one tower of a trained model, in Python and to files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from recgrad.config.proto.data_pb2 import DataConfig
+from recgrad.data.readers.reader import Reader
+from recgrad.data.readers.tables import open_table, read_table
+from recgrad.errors import RecgradError, whole_path
+
+Vectors = npt.NDArray[np.float32]
+GOLDEN_KEY = b"recgrad.golden"
+GOLDEN_ROWS = 16
+
+
+class Embedder(Protocol):
+    """A model that gives vectors: a checkpoint's, or a bundle's."""
+
+    similarity: str
+    data: DataConfig | None
+
+    def columns(self, tower: str) -> Sequence[str]:
+        """The columns that a tower reads."""
+
+    def embed(self, rows: pa.Table, tower: str) -> Vectors:
+        """Vectors of rows, [rows, dim] or [rows, interests, dim]."""
+
+
+class TrainedTowers:
+    """The towers of a checkpoint.
+
+    Args:
+        config: a config, or the model_dir of a run.
+        checkpoint_path: instead of the best or newest of the model_dir.
+        edit_config_json: changes to the config.
+        custom_code: whether the config may name classes by import path.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        checkpoint_path: str | Path | None = None,
+        *,
+        edit_config_json: str | Mapping[str, Any] | None = None,
+        custom_code: bool = True,
+    ) -> None:
+        import torch
+
+        from recgrad.models.towers import TowerEncoder
+        from recgrad.training.run import load_trained
+
+        effective, task, features = load_trained(
+            config,
+            checkpoint_path,
+            edit_config_json=edit_config_json,
+            exporting=True,
+            device=torch.device("cpu"),
+            custom_code=custom_code,
+        )
+        self.data: DataConfig | None = effective.data_config
+        self.similarity = task.model.similarity
+        self._make = cache(partial(TowerEncoder, task.model, features))
+
+    def _tower(self, tower: str) -> Any:
+        return self._make(tower)
+
+    def columns(self, tower: str) -> Sequence[str]:
+        """The columns that a tower reads."""
+        columns: Sequence[str] = self._tower(tower).columns
+        return columns
+
+    def embed(self, rows: pa.Table, tower: str) -> Vectors:
+        """Vectors of rows, [rows, dim] or [rows, interests, dim]."""
+        vectors: Vectors = self._tower(tower).embed(rows)
+        return vectors
+
+
+def open_towers(model: str, **options: Any) -> Embedder:
+    """The towers of a config, a model_dir or a bundle."""
+    return TrainedTowers(model, **options)
+
+
+def embedded_blocks(
+    embedder: Embedder, reader: Reader, tower: str, carry: Sequence[str]
+) -> Iterator[tuple[pa.Table, Vectors]]:
+    """Blocks of rows with the carried columns, and their vectors; no others than the tower's are read."""
+    columns = list(dict.fromkeys([*embedder.columns(tower), *carry]))
+    for table in read_table(reader, columns):
+        yield table.select(list(carry)), embedder.embed(table, tower)
+
+
+def embed_file(
+    embedder: Embedder,
+    tower: str,
+    input_path: str,
+    output_path: str | Path,
+    carry: Sequence[str] | None = None,
+) -> int:
+    """Write the vectors of one tower for every row of some files, in their order; returns their number.
+
+    Vectors are a column `<tower>_tower_emb` of lists; in text files numbers joined by commas, those of
+    several interests by semicolons. Other columns are carried along: those named, or all.
+    """
+    target = Path(output_path)
+    if target.suffix not in (".parquet", ".csv"):
+        raise RecgradError(f"embed: output '{target}' must end with .parquet or .csv")
+    reader = open_table(input_path, embedder.data)
+    if target.exists() and any(target.samefile(path) for path in reader.local_paths):
+        raise RecgradError(
+            f"embed: output '{target}'{whole_path(target)} is one of the input files; choose another"
+        )
+    carried = list(reader.schema.names) if carry is None else list(carry)
+    golden = golden_rows(embedder, reader, tower) if tower == "item" else None
+    rows = 0
+
+    def tables() -> Iterator[pa.Table]:
+        nonlocal rows
+        for table, vectors in embedded_blocks(embedder, reader, tower, carried):
+            rows += len(vectors)
+            column = _texts(vectors) if target.suffix == ".csv" else lists_of(vectors)
+            yield table.append_column(f"{tower}_tower_emb", column)
+
+    write_tables(target, tables(), {} if golden is None else {GOLDEN_KEY: as_bytes(golden)})
+    return rows
+
+
+def golden_rows(embedder: Embedder, reader: Reader, tower: str) -> pa.Table:
+    """A few rows as a tower reads them, with their vectors in the column `__vector__`."""
+    first = next(read_table(reader, list(embedder.columns(tower)))).slice(0, GOLDEN_ROWS)
+    return first.append_column("__vector__", lists_of(embedder.embed(first, tower)))
+
+
+def as_bytes(table: pa.Table) -> bytes:
+    """A small table for the metadata of a file."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    found: bytes = sink.getvalue().to_pybytes()
+    return found
+
+
+def golden_of_file(path: str) -> pa.Table | None:
+    """The golden rows that `embed_file` has put into a parquet file."""
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (OSError, pa.ArrowException):
+        return None
+    kept = metadata.get(GOLDEN_KEY)
+    return None if kept is None else pa.ipc.open_stream(kept).read_all()
+
+
+def lists_of(vectors: Vectors) -> pa.Array:
+    """Vectors as a column of lists, or of lists of lists."""
+    column = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
+    for size in reversed(vectors.shape[1:]):
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    kind: Any = pa.float32()
+    for _ in vectors.shape[1:]:
+        kind = pa.list_(kind)
+    return column.cast(kind)
+
+
+def _texts(vectors: Vectors) -> pa.Array:
+    if vectors.ndim == 2:
+        return pa.array([",".join(f"{x:.9g}" for x in row) for row in vectors.tolist()])
+    rows = vectors.tolist()
+    return pa.array([";".join(",".join(f"{x:.9g}" for x in one) for one in row) for row in rows])
+
+
+def write_tables(target: Path, tables: Iterator[pa.Table], metadata: Mapping[bytes, bytes]) -> None:
+    """Write to a file beside the target and rename it, so that a killed run leaves no half file."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    writer: Any = None
+    try:
+        for table in tables:
+            if writer is None:
+                schema = table.schema.with_metadata({**(table.schema.metadata or {}), **metadata})
+                csv = target.suffix == ".csv"
+                writer = pa.csv.CSVWriter(partial, schema) if csv else pq.ParquetWriter(partial, schema)
+            writer.write_table(table.replace_schema_metadata(schema.metadata).cast(schema))
+        if writer is None:
+            raise RecgradError("there are no rows to write")
+        writer.close()
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
