@@ -132,8 +132,9 @@ def check_named_columns(context: Context) -> None:
 def _reads_tables(data: DataConfig) -> bool:
     """Whether rows, or the items of a sampler, come from MaxCompute."""
     sampler = data.WhichOneof("sampler")
-    items = "" if sampler is None else str(getattr(getattr(data, sampler), "input_path", ""))
-    return data.dataset_type in (OdpsDataset, OdpsDatasetV1) or items.startswith("odps://")
+    fields = [] if sampler is None else getattr(data, sampler).ListFields()
+    tables = [value for field, value in fields if field.name.endswith("input_path")]
+    return data.dataset_type in (OdpsDataset, OdpsDatasetV1) or any(t.startswith("odps://") for t in tables)
 
 
 def _check_columns(context: Context, node: Node) -> None:

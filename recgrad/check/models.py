@@ -80,10 +80,22 @@ def check_layers(context: Context) -> None:
     for node in context.of("DSSM", "DSSMV2", "DAT", "MIND"):
         context.ranged(node, "temperature", 0, above=True)
         context.ranged(node, "output_dim", 0)
-        if not node.message.in_batch_negative and not context.config.data_config.WhichOneof("sampler"):
+        _check_negatives(context, node)
+
+
+def _check_negatives(context: Context, node: Node) -> None:
+    """A two-tower model has negatives, of one kind."""
+    sampler = context.config.data_config.WhichOneof("sampler")
+    if not node.message.in_batch_negative:
+        if sampler is None:
             context.problem(
                 node.path, "has no negatives; set in_batch_negative, or a negative_sampler in data_config"
             )
+        elif sampler == "in_batch_sampler":
+            context.problem("data_config.in_batch_sampler", f"needs in_batch_negative: true in {node.path}")
+    elif sampler not in (None, "in_batch_sampler"):
+        what = "is not used: with in_batch_negative the items of other rows are the negatives"
+        context.hint(f"data_config.{sampler}", what)
 
 
 def _check_named(

@@ -92,7 +92,7 @@ def check_samplers(context: Context) -> None:
     for node in context.of("HardNegativeSampler", "HardNegativeSamplerV2"):
         if node.message.HasField("num_hard_sample"):
             context.ranged(node, "num_hard_sample", 1)
-    for node in context.of(*_SAMPLERS, "TDMSampler"):
+    for node in context.of(*_SAMPLERS, "TDMSampler", "CatalogueSampler"):
         if not node.message.attr_fields:
             context.problem(node.path, "attr_fields is empty; list the item's fields")
     for node in context.of("TDMSampler"):

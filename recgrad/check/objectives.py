@@ -113,9 +113,7 @@ def _check_classes(context: Context, task: Task, name: str, node: Node) -> None:
         if name in LOSSES and not LOSSES[name].takes_candidates:
             fitting = ", ".join(n for n in LOSSES if LOSSES[n].takes_candidates)
             context.problem(node.path, f"does not compare an item with negatives; use one of {fitting}")
-        sampler = context.config.data_config.WhichOneof("sampler")
-        if name in LOSSES and LOSSES[name].over_vectors and sampler != "catalogue_sampler":
-            context.problem(node.path, "needs all items; set data_config.catalogue_sampler")
+        _check_candidates(context, task, name, node)
     elif name in LOSSES and not LOSSES[name].takes_labels:
         context.problem(node.path, "compares an item with negatives, so it needs a two-tower model")
     elif name in _ONE_LOGIT and classes > 1:
@@ -124,6 +122,23 @@ def _check_classes(context: Context, task: Task, name: str, node: Node) -> None:
         context.problem(node.path, f"needs num_class 2, got {classes}")
     elif name == "softmax_cross_entropy" and classes < 2:
         context.problem(node.path, f"needs num_class of at least 2, got {classes}")
+    elif name == "softmax_cross_entropy" and node.message.log_q_correction:
+        context.problem(node.at("log_q_correction"), "is for the negatives of two-tower models; remove it")
+
+
+def _check_candidates(context: Context, task: Task, name: str, node: Node) -> None:
+    """The data have what a loss over candidates asks for."""
+    sampler = context.config.data_config.WhichOneof("sampler")
+    if name in LOSSES and LOSSES[name].over_vectors:
+        if sampler != "catalogue_sampler":
+            context.problem(node.path, "needs all items; set data_config.catalogue_sampler")
+        if task.node.message.train_metrics:
+            path = f"{task.node.at('train_metrics')}[0]"
+            context.problem(path, f"{name} computes no scores that it could measure; move it to metrics")
+    corrected = name == "softmax_cross_entropy" and node.message.log_q_correction
+    if corrected and sampler in (None, "catalogue_sampler"):
+        what = "needs a sampler that says how often items are drawn, such as data_config.in_batch_sampler"
+        context.problem(node.at("log_q_correction"), what)
 
 
 def _check_metric(context: Context, task: Task, name: str, node: Node, losses: set[str]) -> None:

@@ -46,6 +46,9 @@ A field counts as asked for when it is set to something other than its default.
 NO_EFFECT = {
     "SequenceFeature.sequence_pk": "it is for serving",
     "DataConfig.is_orderby_partition": "files are read in the order of their names",
+    "NegativeSamplerV2.user_input_path": "users are those that the edges name",
+    "HardNegativeSampler.user_input_path": "users are those that the edges name",
+    "HardNegativeSamplerV2.user_input_path": "users are those that the edges name",
     "DataConfig.force_base_data_group": "sampled items are always kept apart from rows",
 }
 """Fields that mean nothing to training here, and why; configs may hold them, and a hint says so."""

@@ -114,6 +114,25 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """Which of a batch's negatives each row is compared with: all that are shared, but for some.
+
+    Attributes:
+        excluded: int64 [pairs, 2], rows and shared negatives that are not compared with each other.
+        log_counts: float32 [shared], the logarithm of how often each shared negative is expected among the
+            draws; None where that is not known.
+        hard_rows: int64 [hard], ascending: the row that each of the last negatives belongs to, which no other
+            row is compared with; None without hard ones.
+        own: int64 [rows], which of the negatives is the row's own item, where they are the whole catalogue.
+    """
+
+    excluded: Tensor
+    log_counts: Tensor | None = None
+    hard_rows: Tensor | None = None
+    own: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Batch:
     """Encoded rows.
 
@@ -128,7 +147,10 @@ class Batch:
         sample_weights: float32 [rows] by field.
         keys: int64 [rows] by field: group and session keys; strings are hashed.
         origin: where the rows came from.
-        negatives: sampled items (features only) shared by all rows, for two-tower models.
+        negatives: sampled items (features only), for two-tower models: those that all rows share, then the
+            hard ones of single rows.
+        comparison: which rows are compared with which negatives; each with all when None. Without `negatives`
+            it is about the items of the other rows.
     """
 
     size: int
@@ -142,6 +164,7 @@ class Batch:
     keys: Mapping[str, Tensor] = field(default_factory=dict)
     origin: Origin | None = None
     negatives: Batch | None = None
+    comparison: Comparison | None = None
 
     @classmethod
     def of(cls, encoded: Encoded, **more: Any) -> Batch:
@@ -188,6 +211,7 @@ class Batch:
             dense=_map(self.dense, function),
             sequence_lengths=_map(self.sequence_lengths, function),
             sequence_dense=_map(self.sequence_dense, function),
+            comparison=_map(self.comparison, function),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +18,7 @@ from recgrad.data.coded import CodedEncoder
 from recgrad.data.costs import are_costs, cost_values
 from recgrad.data.encoded import Encoded
 from recgrad.data.faults import Faults
-from recgrad.data.samplers.sampler import Sampler
+from recgrad.data.samplers.sampler import Place, Sampler
 from recgrad.data.targets import EncodedTargets, Targets, encode_targets
 from recgrad.data.units import Unit
 
@@ -63,7 +63,7 @@ class UnitEncoder:
         keep_empty: deliver a batch whose rows are all bad, so that ranks stay in step.
         mask_probability: how often a row's maskable features are hidden.
         cost: column of costs and the most that a batch may cost.
-        sampler: draws negatives.
+        sampler: draws what rows are compared with.
         pin: put batches into page-locked memory.
     """
 
@@ -134,13 +134,14 @@ class UnitEncoder:
         rows: tuple[int, int],
         unit: Unit,
     ) -> Delivery:
-        start, stop = rows
+        (start, stop), size = rows, batch.size
         if self.sampler is not None:
-            own = without_dictionary(columns[self.sampler.item_id_field].slice(at, batch.size))
-            batch = replace(batch, negatives=self.sampler.sample(own, unit.epoch, start, unit.rank))
+            read = {name: columns[name].slice(at, size) for name in self.sampler.columns}
+            read = {name: without_dictionary(column) for name, column in read.items()}
+            batch = self.sampler.sample(batch, read, Place(unit.epoch, unit.rank, start))
         if self.pin:
             batch = batch.pin_memory()
-        return Delivery(batch, carried.slice(at, batch.size), start, stop, stop - start - batch.size)
+        return Delivery(batch, carried.slice(at, size), start, stop, stop - start - size)
 
     def _join_small(self, cuts: np.ndarray, bounds: Sequence[int]) -> tuple[np.ndarray, list[int]]:
         """Bounds without batches that bad rows left empty or with one row, where a neighbour takes it."""

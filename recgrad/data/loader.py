@@ -23,7 +23,7 @@ from recgrad.data.pipeline import Pipeline
 from recgrad.data.position import RANKS, Position, identify, split_positions
 from recgrad.data.readers.build import check_declared, open_reader
 from recgrad.data.readers.reader import BLOCK_ROWS, Reader
-from recgrad.data.samplers.build import build_sampler
+from recgrad.data.samplers.build import build_sampler, leaves_unused
 from recgrad.data.shares import Lot, Share, deal_batches, deal_rows, join_lots, lots_left
 from recgrad.data.targets import Targets, check_number, check_types, find_targets
 from recgrad.data.units import Part, Piece, Unit, Window
@@ -331,13 +331,16 @@ def build_loader(
     settings = resolve_settings(data, training=training, seed=seed, rank=rank, world_size=world_size, pin=pin)
     targets = find_targets(config) if need_labels else Targets()
     reader = open_reader(input_path, data)
-    encoder = CodedEncoder(features, reader.coded_columns)
     sampler = None
-    if need_labels:
+    if need_labels and not leaves_unused(config):
         sampler = build_sampler(data, features, reader, training=training, seed=seed)
+        if sampler is not None and not training and sampler.describe():
+            logger.info("metrics rank each row's item among %s, not the whole catalogue", sampler.describe())
+    provided = sampler.provided if sampler else frozenset[str]()
+    encoder = CodedEncoder([f for f in features if f.name not in provided], reader.coded_columns)
     needed = [*encoder.columns, *targets.columns, *carry_columns]
     needed += [settings.cost[0]] if settings.cost else []
-    needed += [sampler.item_id_field] if sampler else []
+    needed += sampler.columns if sampler else []
     columns = tuple(dict.fromkeys(needed))
     reader.check_columns(columns)
     check_declared(reader, data, columns)

@@ -45,6 +45,16 @@ class Loss(nn.Module):
         """The loss of each row, [rows]."""
         raise NotImplementedError
 
+    def compare_vectors(self, users: Tensor, items: Tensor, own: Tensor) -> Tensor:
+        """The loss of each row, [rows], of a loss over vectors.
+
+        Args:
+            users: [rows, dim].
+            items: [items, dim], whose products with users are scores.
+            own: int64 [rows], the row's item among them.
+        """
+        raise NotImplementedError
+
     def predict(self, logits: Tensor) -> Tensor:
         """The prediction that goes with the logits: a probability, or the value itself."""
         raise NotImplementedError
@@ -70,10 +80,7 @@ class Loss(nn.Module):
         if self.needs_session and session is None:
             raise ValueError(f"{type(self).__name__} needs a session for each row, got None")
         logits, labels = _shaped(logits, labels, self.num_logits)
-        values = self.rows(logits, labels, session)
-        if weights is not None:
-            values = values * normalize_weights(weights.reshape(-1).to(values.device)).to(values.dtype)
-        return values.mean() if values.numel() else values.sum()
+        return weighted_mean(self.rows(logits, labels, session), weights)
 
 
 class CandidateLoss(Loss):
@@ -100,6 +107,18 @@ class CandidateLoss(Loss):
     def predict(self, logits: Tensor) -> Tensor:
         """The scores themselves, [rows, candidates]."""
         return logits
+
+
+def at_least_single(values: Tensor) -> Tensor:
+    """Half precision as single, in which logarithms and means are taken; others as they are."""
+    return values.float() if values.dtype in _HALF else values
+
+
+def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Σ wᵢ·valueᵢ / (rows · mean(w)), the mean of w over the rows of all ranks; 0 without rows."""
+    if weights is not None:
+        values = values * normalize_weights(weights.reshape(-1).to(values.device)).to(values.dtype)
+    return values.mean() if values.numel() else values.sum()
 
 
 def binary_labels(labels: Tensor, like: Tensor, name: str) -> Tensor:
@@ -140,5 +159,4 @@ def _shaped(logits: Tensor, labels: Tensor, num_logits: int | None) -> tuple[Ten
         raise ValueError(f"logits must be [rows, {num_logits or 'classes'}], got {list(logits.shape)}")
     if labels.numel() != logits.shape[0]:
         raise ValueError(f"labels must be [{logits.shape[0]}] like the logits, got {list(labels.shape)}")
-    # Logarithms and means of half-precision logits are taken in single precision.
-    return logits.float() if logits.dtype in _HALF else logits, labels.reshape(-1)
+    return at_least_single(logits), labels.reshape(-1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from recgrad.limits import Count
 from recgrad.losses import LOSSES
-from recgrad.losses.base import CandidateLoss
+from recgrad.losses.base import CandidateLoss, at_least_single
 from recgrad.losses.candidates import sampled_softmax
 from recgrad.losses.chunked_softmax import CHUNK_SCORES, chunked_softmax
 
@@ -42,4 +42,4 @@ class FullSoftmax(CandidateLoss):
             items: [items, dim].
             own: int64 [rows], the row's item among them.
         """
-        return chunked_softmax(users, items, own, scores=self.chunk_scores)
+        return chunked_softmax(at_least_single(users), at_least_single(items), own, scores=self.chunk_scores)

@@ -9,27 +9,22 @@ user group ──▶ MLP ──▶ linear ──▶ u [rows, dim] ───┐
                                                    ├──▶ s [rows, 1 + negatives] ──▶ logits
 item group ──▶ MLP ──▶ linear ──▶ v of the row's item, and of negatives ──┘
 ```
-Column 0 is the row's own item. Negatives are the batch's sampled items, or with
-`in_batch_negative` the items of the other rows.
+How they are compared, and with which items: `recgrad.models.two_towers`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from recgrad.data.batch import Batch
-from recgrad.errors import DataError
-from recgrad.models.base import MODELS, Model
+from recgrad.models.base import MODELS
 from recgrad.models.inputs import Parts
+from recgrad.models.two_towers import TwoTowers
 from recgrad.nn.mlp import MLP
-
-SIMILARITIES = ("COSINE", "INNER_PRODUCT", "EUCLID")
 
 
 class Tower(nn.Sequential):
@@ -43,10 +38,8 @@ class Tower(nn.Sequential):
 
 
 @MODELS.register("dssm")
-class DSSM(Model):
+class DSSM(TwoTowers):
     """Two towers; `user_embedding` and `item_embedding` run one of them alone."""
-
-    retrieval: ClassVar[bool] = True
 
     def build(
         self,
@@ -56,6 +49,7 @@ class DSSM(Model):
         output_dim: int = 0,
         similarity: str = "INNER_PRODUCT",
         temperature: float = 1.0,
+        learned_temperature: bool = False,
         in_batch_negative: bool = False,
     ) -> None:
         """Make the layers.
@@ -66,15 +60,17 @@ class DSSM(Model):
             output_dim: width of the vectors; 0 takes the MLPs' outputs as they are.
             similarity: COSINE, INNER_PRODUCT, or EUCLID (minus the distance).
             temperature: similarities are divided by it.
+            learned_temperature: it is a parameter, and begins there.
             in_batch_negative: the items of other rows are the negatives.
         """
-        if similarity not in SIMILARITIES:
-            raise ValueError(f"similarity must be one of {', '.join(SIMILARITIES)}, got {similarity}")
-        if temperature <= 0:
-            raise ValueError(f"temperature must be above 0, got {temperature}")
+        self.build_comparison(
+            output_dim=output_dim,
+            similarity=similarity,
+            temperature=temperature,
+            learned_temperature=learned_temperature,
+            in_batch_negative=in_batch_negative,
+        )
         self.user_group, self.item_group = user_tower["input"], item_tower["input"]
-        self.similarity, self.temperature = similarity, temperature
-        self.in_batch_negative = in_batch_negative
         self.user_tower = Tower(self.groups.dim(self.user_group), output_dim, user_tower.get("mlp"))
         self.item_tower = Tower(self.groups.dim(self.item_group), output_dim, item_tower.get("mlp"))
         if self.user_tower.out_features != self.item_tower.out_features:
@@ -103,57 +99,32 @@ class DSSM(Model):
     def _embedding(self, batch: Batch, group: str, tower: nn.Module) -> Tensor:
         parts = self.groups.gather(batch, self.engine, [group])
         inputs, _ = self.dropped(self.groups(parts))
-        return self._normed(tower(inputs[group]))
-
-    def _normed(self, x: Tensor) -> Tensor:
-        return F.normalize(x, dim=1) if self.similarity == "COSINE" else x
+        return self.normed(tower(inputs[group]))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Similarities as "logits" [rows, 1 + negatives], the row's own item first."""
         parts = self.groups.gather(batch, self.engine, [self.user_group, self.item_group])
-        if batch.negatives is not None and not self.in_batch_negative:
-            negatives = self.groups.gather(batch.negatives, self.engine, [self.item_group])
-            parts = replace(parts, negatives=negatives)
-        elif batch.negatives is not None:
-            raise DataError(
-                "dssm: the batch has sampled negatives but in_batch_negative is true; remove one of the two"
-            )
-        return self._dense_half(parts)
+        return self._dense_half(self.gather_items(batch, parts, [self.item_group]))
 
     def dense_half(self, parts: Parts) -> dict[str, Tensor]:
         """Both towers and the similarities."""
         inputs, penalty = self.dropped(self.groups(parts))
-        items = inputs[self.item_group]
-        rows = items.shape[0]
-        if parts.negatives is not None:
-            # One pass of the tower over both, so that batch norm sees what it will see when serving items.
-            more, _ = self.dropped(self.groups(parts.negatives))
-            items = torch.cat([items, more[self.item_group]])
-        users = self._normed(self.user_tower(inputs[self.user_group]))
-        items = self._normed(self.item_tower(items))
-        outputs = {"logits": self._similarities(users, items, rows) / self.temperature}
+        users = self.normed(self.user_tower(inputs[self.user_group]))
+        own, negatives = self._items(inputs[self.item_group], parts)
+        outputs = self.compare(users, own, negatives, parts.comparison)
         return outputs if penalty is None else {**outputs, "regularization": penalty}
 
-    def _similarities(self, users: Tensor, items: Tensor, rows: int) -> Tensor:
-        if self.in_batch_negative:
-            return own_first(self._matrix(users, items))
-        own = items[:rows]
-        if self.similarity == "EUCLID":
-            positive = -(users - own).norm(dim=1, keepdim=True)
-        else:
-            positive = (users * own).sum(1, keepdim=True)
-        return torch.cat([positive, self._matrix(users, items[rows:])], dim=1)
-
-    def _matrix(self, users: Tensor, items: Tensor) -> Tensor:
-        return -torch.cdist(users, items) if self.similarity == "EUCLID" else users @ items.t()
-
-
-def own_first(matrix: Tensor) -> Tensor:
-    """A square matrix with each row's diagonal element moved to column 0, the others in order."""
-    size, own = matrix.shape[0], matrix.diagonal().unsqueeze(1)
-    if size < 2:
-        # No row has another; column 0 is there also without rows.
-        return own
-    # Without its first element a flat square matrix has the diagonal at every (size + 1)-th place.
-    others = matrix.flatten()[1:].view(size - 1, size + 1)[:, :-1].reshape(size, size - 1)
-    return torch.cat([own, others], dim=1)
+    def _items(self, own: Tensor, parts: Parts) -> tuple[Tensor, Tensor | None]:
+        """Vectors of the rows' items and of negatives."""
+        if parts.negatives is None:
+            return self.normed(self.item_tower(own)), None
+        more, _ = self.dropped(self.groups(parts.negatives))
+        negatives = more[self.item_group]
+        places = None if parts.comparison is None else parts.comparison.own
+        if places is not None:
+            # The own items are among the negatives, so that the tower need not see them twice.
+            items = self.normed(self.item_tower(negatives))
+            return items[places], items
+        # One pass of the tower over both, so that batch norm sees what it will see when serving items.
+        items = self.normed(self.item_tower(torch.cat([own, negatives])))
+        return items[: own.shape[0]], items[own.shape[0] :]

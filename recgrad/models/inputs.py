@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
+from recgrad.data.batch import Comparison
+
 
 @dataclass(frozen=True)
 class PositionParts:
@@ -70,12 +72,14 @@ class Parts:
         sequences: of sequence groups.
         numbers: [rows, width] of each module of dense embeddings, by its index.
         negatives: those of sampled items.
+        comparison: which rows are compared with which of them.
     """
 
     rows: Mapping[str, RowParts]
     sequences: Mapping[str, SequenceParts]
     numbers: Mapping[int, Tensor]
     negatives: Parts | None = None
+    comparison: Comparison | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by its place, such as `rows.deep.lookups`."""

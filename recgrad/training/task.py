@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from recgrad.data.batch import Batch
 from recgrad.errors import ConfigError, DataError
+from recgrad.losses.base import weighted_mean
 from recgrad.losses.pareto import pareto_weights
 from recgrad.losses.weighting import normalize_weights
 from recgrad.metrics.base import Metric
@@ -149,8 +150,13 @@ class Head(nn.Module):
         weights = self.weighting.rows(batch.labels, batch.sample_weights)
         for name, loss in zip(self._loss_names, self.spec.losses, strict=True):
             session = None if loss.session_name is None else batch.keys[loss.session_name]
-            if batch.size:
-                value = loss(outputs[self.spec.logits], labels, weights=weights, session=session)
+            if batch.size and loss.over_vectors and "users" in outputs:
+                rows = loss.compare_vectors(outputs["users"], outputs["items"], outputs["own"])
+                value = weighted_mean(rows, weights)
+            elif batch.size:
+                corrected = loss.corrects_sampling and "corrected" in outputs
+                logits = outputs["corrected" if corrected else self.spec.logits]
+                value = loss(logits, labels, weights=weights, session=session)
             else:
                 value = outputs[self.spec.logits].sum()
                 if weights is not None:

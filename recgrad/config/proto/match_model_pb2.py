@@ -27,7 +27,7 @@ from recgrad.config.proto import simi_pb2 as recgrad_dot_config_dot_proto_dot_si
 from recgrad.config.proto import tower_pb2 as recgrad_dot_config_dot_proto_dot_tower__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&recgrad/config/proto/match_model.proto\x12\x07recgrad\x1a!recgrad/config/proto/module.proto\x1a\x1frecgrad/config/proto/simi.proto\x1a recgrad/config/proto/tower.proto\"\xd4\x01\n\x04\x44SSM\x12\"\n\nuser_tower\x18\x01 \x02(\x0b\x32\x0e.recgrad.Tower\x12\"\n\nitem_tower\x18\x02 \x02(\x0b\x32\x0e.recgrad.Tower\x12\x12\n\noutput_dim\x18\x03 \x02(\x05\x12\x36\n\nsimilarity\x18\x04 \x01(\x0e\x32\x13.recgrad.Similarity:\rINNER_PRODUCT\x12\x16\n\x0btemperature\x18\x05 \x01(\x02:\x01\x31\x12 \n\x11in_batch_negative\x18\x06 \x01(\x08:\x05\x66\x61lse\"\x93\x02\n\tHSTUMatch\x12*\n\nuser_tower\x18\x01 \x02(\x0b\x32\x16.recgrad.HSTUUserTower\x12\"\n\nitem_tower\x18\x02 \x02(\x0b\x32\x0e.recgrad.Tower\x12\x15\n\noutput_dim\x18\x03 \x01(\x05:\x01\x30\x12\x36\n\nsimilarity\x18\x04 \x01(\x0e\x32\x13.recgrad.Similarity:\rINNER_PRODUCT\x12\x16\n\x0btemperature\x18\x05 \x01(\x02:\x01\x31\x12 \n\x11in_batch_negative\x18\x06 \x01(\x08:\x05\x66\x61lse\x12-\n\x1fsequence_timestamp_is_ascending\x18\x07 \x01(\x08:\x04true\"\xd6\x01\n\x06\x44SSMV2\x12\"\n\nuser_tower\x18\x01 \x02(\x0b\x32\x0e.recgrad.Tower\x12\"\n\nitem_tower\x18\x02 \x02(\x0b\x32\x0e.recgrad.Tower\x12\x12\n\noutput_dim\x18\x03 \x02(\x05\x12\x36\n\nsimilarity\x18\x04 \x01(\x0e\x32\x13.recgrad.Similarity:\rINNER_PRODUCT\x12\x16\n\x0btemperature\x18\x05 \x01(\x02:\x01\x31\x12 \n\x11in_batch_negative\x18\x06 \x01(\x08:\x05\x66\x61lse\"Y\n\x03TDM\x12\x35\n\x0fmultiwindow_din\x18\x01 \x02(\x0b\x32\x1c.recgrad.MultiWindowDINTower\x12\x1b\n\x05\x66inal\x18\x02 \x02(\x0b\x32\x0c.recgrad.MLP\"\x8f\x02\n\x03\x44\x41T\x12%\n\nuser_tower\x18\x01 \x02(\x0b\x32\x11.recgrad.DATTower\x12%\n\nitem_tower\x18\x02 \x02(\x0b\x32\x11.recgrad.DATTower\x12\x12\n\noutput_dim\x18\x03 \x02(\x05\x12\x36\n\nsimilarity\x18\x04 \x01(\x0e\x32\x13.recgrad.Similarity:\rINNER_PRODUCT\x12\x16\n\x0btemperature\x18\x05 \x01(\x02:\x01\x31\x12 \n\x11in_batch_negative\x18\x06 \x01(\x08:\x05\x66\x61lse\x12\x19\n\x0c\x61mm_i_weight\x18\x07 \x02(\x02:\x03\x30.5\x12\x19\n\x0c\x61mm_u_weight\x18\x08 \x02(\x02:\x03\x30.5\"\xeb\x01\n\x04MIND\x12*\n\nuser_tower\x18\x01 \x02(\x0b\x32\x16.recgrad.MINDUserTower\x12\"\n\nitem_tower\x18\x02 \x02(\x0b\x32\x0e.recgrad.Tower\x12\x14\n\x08simi_pow\x18\x03 \x01(\x02:\x02\x31\x30\x12/\n\nsimilarity\x18\x04 \x01(\x0e\x32\x13.recgrad.Similarity:\x06\x43OSINE\x12 \n\x11in_batch_negative\x18\x05 \x01(\x08:\x05\x66\x61lse\x12\x16\n\x0btemperature\x18\x06 \x01(\x02:\x01\x31\x12\x12\n\noutput_dim\x18\x07 \x02(\x05')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&recgrad/config/proto/match_model.proto\x12\x07recgrad\x1a!recgrad/config/proto/module.proto\x1a\x1frecgrad/config/proto/simi.proto\x1a recgrad/config/proto/tower.proto\"\xf9\x01\n\x04\x44SSM\x12\"\n\nuser_tower\x18\x01 \x02(\x0b\x32\x0e.recgrad.Tower\x12\"\n\nitem_tower\x18\x02 \x02(\x0b\x32\x0e.recgrad.Tower\x12\x12\n\noutput_dim\x18\x03 \x02(\x05\x12\x36\n\nsimilarity\x18\x04 \x01(\x0e\x32\x13.recgrad.Similarity:\rINNER_PRODUCT\x12\x16\n\x0btemperature\x18\x05 \x01(\x02:\x01\x31\x12 \n\x11in_batch_negative\x18\x06 \x01(\x08:\x05\x66\x61lse\x12#\n\x13learned_temperature\x18\xfa\x08 \x01(\x08:\x05\x66\x61lse\"\x93\x02\n\tHSTUMatch\x12*\n\nuser_tower\x18\x01 \x02(\x0b\x32\x16.recgrad.HSTUUserTower\x12\"\n\nitem_tower\x18\x02 \x02(\x0b\x32\x0e.recgrad.Tower\x12\x15\n\noutput_dim\x18\x03 \x01(\x05:\x01\x30\x12\x36\n\nsimilarity\x18\x04 \x01(\x0e\x32\x13.recgrad.Similarity:\rINNER_PRODUCT\x12\x16\n\x0btemperature\x18\x05 \x01(\x02:\x01\x31\x12 \n\x11in_batch_negative\x18\x06 \x01(\x08:\x05\x66\x61lse\x12-\n\x1fsequence_timestamp_is_ascending\x18\x07 \x01(\x08:\x04true\"\xfb\x01\n\x06\x44SSMV2\x12\"\n\nuser_tower\x18\x01 \x02(\x0b\x32\x0e.recgrad.Tower\x12\"\n\nitem_tower\x18\x02 \x02(\x0b\x32\x0e.recgrad.Tower\x12\x12\n\noutput_dim\x18\x03 \x02(\x05\x12\x36\n\nsimilarity\x18\x04 \x01(\x0e\x32\x13.recgrad.Similarity:\rINNER_PRODUCT\x12\x16\n\x0btemperature\x18\x05 \x01(\x02:\x01\x31\x12 \n\x11in_batch_negative\x18\x06 \x01(\x08:\x05\x66\x61lse\x12#\n\x13learned_temperature\x18\xfa\x08 \x01(\x08:\x05\x66\x61lse\"Y\n\x03TDM\x12\x35\n\x0fmultiwindow_din\x18\x01 \x02(\x0b\x32\x1c.recgrad.MultiWindowDINTower\x12\x1b\n\x05\x66inal\x18\x02 \x02(\x0b\x32\x0c.recgrad.MLP\"\xb4\x02\n\x03\x44\x41T\x12%\n\nuser_tower\x18\x01 \x02(\x0b\x32\x11.recgrad.DATTower\x12%\n\nitem_tower\x18\x02 \x02(\x0b\x32\x11.recgrad.DATTower\x12\x12\n\noutput_dim\x18\x03 \x02(\x05\x12\x36\n\nsimilarity\x18\x04 \x01(\x0e\x32\x13.recgrad.Similarity:\rINNER_PRODUCT\x12\x16\n\x0btemperature\x18\x05 \x01(\x02:\x01\x31\x12 \n\x11in_batch_negative\x18\x06 \x01(\x08:\x05\x66\x61lse\x12\x19\n\x0c\x61mm_i_weight\x18\x07 \x02(\x02:\x03\x30.5\x12\x19\n\x0c\x61mm_u_weight\x18\x08 \x02(\x02:\x03\x30.5\x12#\n\x13learned_temperature\x18\xfa\x08 \x01(\x08:\x05\x66\x61lse\"\x90\x02\n\x04MIND\x12*\n\nuser_tower\x18\x01 \x02(\x0b\x32\x16.recgrad.MINDUserTower\x12\"\n\nitem_tower\x18\x02 \x02(\x0b\x32\x0e.recgrad.Tower\x12\x14\n\x08simi_pow\x18\x03 \x01(\x02:\x02\x31\x30\x12/\n\nsimilarity\x18\x04 \x01(\x0e\x32\x13.recgrad.Similarity:\x06\x43OSINE\x12 \n\x11in_batch_negative\x18\x05 \x01(\x08:\x05\x66\x61lse\x12\x16\n\x0btemperature\x18\x06 \x01(\x02:\x01\x31\x12\x12\n\noutput_dim\x18\x07 \x02(\x05\x12#\n\x13learned_temperature\x18\xfa\x08 \x01(\x08:\x05\x66\x61lse')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,15 +35,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'recgrad.config.proto.match_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DSSM']._serialized_start=154
-  _globals['_DSSM']._serialized_end=366
-  _globals['_HSTUMATCH']._serialized_start=369
-  _globals['_HSTUMATCH']._serialized_end=644
-  _globals['_DSSMV2']._serialized_start=647
-  _globals['_DSSMV2']._serialized_end=861
-  _globals['_TDM']._serialized_start=863
-  _globals['_TDM']._serialized_end=952
-  _globals['_DAT']._serialized_start=955
-  _globals['_DAT']._serialized_end=1226
-  _globals['_MIND']._serialized_start=1229
-  _globals['_MIND']._serialized_end=1464
+  _globals['_DSSM']._serialized_end=403
+  _globals['_HSTUMATCH']._serialized_start=406
+  _globals['_HSTUMATCH']._serialized_end=681
+  _globals['_DSSMV2']._serialized_start=684
+  _globals['_DSSMV2']._serialized_end=935
+  _globals['_TDM']._serialized_start=937
+  _globals['_TDM']._serialized_end=1026
+  _globals['_DAT']._serialized_start=1029
+  _globals['_DAT']._serialized_end=1337
+  _globals['_MIND']._serialized_start=1340
+  _globals['_MIND']._serialized_end=1612
 # @@protoc_insertion_point(module_scope)

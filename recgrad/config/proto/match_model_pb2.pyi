@@ -31,6 +31,7 @@ class DSSM(message.Message):
     SIMILARITY_FIELD_NUMBER: builtins.int
     TEMPERATURE_FIELD_NUMBER: builtins.int
     IN_BATCH_NEGATIVE_FIELD_NUMBER: builtins.int
+    LEARNED_TEMPERATURE_FIELD_NUMBER: builtins.int
     output_dim: builtins.int
     """Width of the vectors that are compared; 0 for the towers' own."""
     similarity: simi_pb2.Similarity.ValueType
@@ -38,6 +39,8 @@ class DSSM(message.Message):
     """Similarities are divided by it."""
     in_batch_negative: builtins.bool
     """Other rows' items are the negatives."""
+    learned_temperature: builtins.bool
+    """Ours: the temperature is learned, and begins there."""
     @builtins.property
     def user_tower(self) -> tower_pb2.Tower: ...
     @builtins.property
@@ -51,10 +54,11 @@ class DSSM(message.Message):
         similarity: simi_pb2.Similarity.ValueType | None = ...,
         temperature: builtins.float | None = ...,
         in_batch_negative: builtins.bool | None = ...,
+        learned_temperature: builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["in_batch_negative", b"in_batch_negative", "item_tower", b"item_tower", "output_dim", b"output_dim", "similarity", b"similarity", "temperature", b"temperature", "user_tower", b"user_tower"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["in_batch_negative", b"in_batch_negative", "item_tower", b"item_tower", "learned_temperature", b"learned_temperature", "output_dim", b"output_dim", "similarity", b"similarity", "temperature", b"temperature", "user_tower", b"user_tower"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["in_batch_negative", b"in_batch_negative", "item_tower", b"item_tower", "output_dim", b"output_dim", "similarity", b"similarity", "temperature", b"temperature", "user_tower", b"user_tower"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["in_batch_negative", b"in_batch_negative", "item_tower", b"item_tower", "learned_temperature", b"learned_temperature", "output_dim", b"output_dim", "similarity", b"similarity", "temperature", b"temperature", "user_tower", b"user_tower"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -112,6 +116,7 @@ class DSSMV2(message.Message):
     SIMILARITY_FIELD_NUMBER: builtins.int
     TEMPERATURE_FIELD_NUMBER: builtins.int
     IN_BATCH_NEGATIVE_FIELD_NUMBER: builtins.int
+    LEARNED_TEMPERATURE_FIELD_NUMBER: builtins.int
     output_dim: builtins.int
     """Width of the vectors that are compared; 0 for the towers' own."""
     similarity: simi_pb2.Similarity.ValueType
@@ -119,6 +124,8 @@ class DSSMV2(message.Message):
     """Similarities are divided by it."""
     in_batch_negative: builtins.bool
     """Other rows' items are the negatives."""
+    learned_temperature: builtins.bool
+    """Ours: the temperature is learned, and begins there."""
     @builtins.property
     def user_tower(self) -> tower_pb2.Tower: ...
     @builtins.property
@@ -132,10 +139,11 @@ class DSSMV2(message.Message):
         similarity: simi_pb2.Similarity.ValueType | None = ...,
         temperature: builtins.float | None = ...,
         in_batch_negative: builtins.bool | None = ...,
+        learned_temperature: builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["in_batch_negative", b"in_batch_negative", "item_tower", b"item_tower", "output_dim", b"output_dim", "similarity", b"similarity", "temperature", b"temperature", "user_tower", b"user_tower"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["in_batch_negative", b"in_batch_negative", "item_tower", b"item_tower", "learned_temperature", b"learned_temperature", "output_dim", b"output_dim", "similarity", b"similarity", "temperature", b"temperature", "user_tower", b"user_tower"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["in_batch_negative", b"in_batch_negative", "item_tower", b"item_tower", "output_dim", b"output_dim", "similarity", b"similarity", "temperature", b"temperature", "user_tower", b"user_tower"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["in_batch_negative", b"in_batch_negative", "item_tower", b"item_tower", "learned_temperature", b"learned_temperature", "output_dim", b"output_dim", "similarity", b"similarity", "temperature", b"temperature", "user_tower", b"user_tower"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -177,6 +185,7 @@ class DAT(message.Message):
     IN_BATCH_NEGATIVE_FIELD_NUMBER: builtins.int
     AMM_I_WEIGHT_FIELD_NUMBER: builtins.int
     AMM_U_WEIGHT_FIELD_NUMBER: builtins.int
+    LEARNED_TEMPERATURE_FIELD_NUMBER: builtins.int
     output_dim: builtins.int
     similarity: simi_pb2.Similarity.ValueType
     temperature: builtins.float
@@ -187,6 +196,8 @@ class DAT(message.Message):
     """Weight of the loss that imitates items."""
     amm_u_weight: builtins.float
     """Weight of the loss that imitates users."""
+    learned_temperature: builtins.bool
+    """Ours: the temperature is learned, and begins there."""
     @builtins.property
     def user_tower(self) -> tower_pb2.DATTower: ...
     @builtins.property
@@ -202,10 +213,11 @@ class DAT(message.Message):
         in_batch_negative: builtins.bool | None = ...,
         amm_i_weight: builtins.float | None = ...,
         amm_u_weight: builtins.float | None = ...,
+        learned_temperature: builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["amm_i_weight", b"amm_i_weight", "amm_u_weight", b"amm_u_weight", "in_batch_negative", b"in_batch_negative", "item_tower", b"item_tower", "output_dim", b"output_dim", "similarity", b"similarity", "temperature", b"temperature", "user_tower", b"user_tower"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["amm_i_weight", b"amm_i_weight", "amm_u_weight", b"amm_u_weight", "in_batch_negative", b"in_batch_negative", "item_tower", b"item_tower", "learned_temperature", b"learned_temperature", "output_dim", b"output_dim", "similarity", b"similarity", "temperature", b"temperature", "user_tower", b"user_tower"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["amm_i_weight", b"amm_i_weight", "amm_u_weight", b"amm_u_weight", "in_batch_negative", b"in_batch_negative", "item_tower", b"item_tower", "output_dim", b"output_dim", "similarity", b"similarity", "temperature", b"temperature", "user_tower", b"user_tower"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["amm_i_weight", b"amm_i_weight", "amm_u_weight", b"amm_u_weight", "in_batch_negative", b"in_batch_negative", "item_tower", b"item_tower", "learned_temperature", b"learned_temperature", "output_dim", b"output_dim", "similarity", b"similarity", "temperature", b"temperature", "user_tower", b"user_tower"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -222,6 +234,7 @@ class MIND(message.Message):
     IN_BATCH_NEGATIVE_FIELD_NUMBER: builtins.int
     TEMPERATURE_FIELD_NUMBER: builtins.int
     OUTPUT_DIM_FIELD_NUMBER: builtins.int
+    LEARNED_TEMPERATURE_FIELD_NUMBER: builtins.int
     simi_pow: builtins.float
     """How much the interest nearest to the item counts more than others."""
     similarity: simi_pb2.Similarity.ValueType
@@ -230,6 +243,8 @@ class MIND(message.Message):
     temperature: builtins.float
     """Similarities are divided by it."""
     output_dim: builtins.int
+    learned_temperature: builtins.bool
+    """Ours: the temperature is learned, and begins there."""
     @builtins.property
     def user_tower(self) -> tower_pb2.MINDUserTower: ...
     @builtins.property
@@ -244,9 +259,10 @@ class MIND(message.Message):
         in_batch_negative: builtins.bool | None = ...,
         temperature: builtins.float | None = ...,
         output_dim: builtins.int | None = ...,
+        learned_temperature: builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["in_batch_negative", b"in_batch_negative", "item_tower", b"item_tower", "output_dim", b"output_dim", "simi_pow", b"simi_pow", "similarity", b"similarity", "temperature", b"temperature", "user_tower", b"user_tower"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["in_batch_negative", b"in_batch_negative", "item_tower", b"item_tower", "learned_temperature", b"learned_temperature", "output_dim", b"output_dim", "simi_pow", b"simi_pow", "similarity", b"similarity", "temperature", b"temperature", "user_tower", b"user_tower"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["in_batch_negative", b"in_batch_negative", "item_tower", b"item_tower", "output_dim", b"output_dim", "simi_pow", b"simi_pow", "similarity", b"similarity", "temperature", b"temperature", "user_tower", b"user_tower"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["in_batch_negative", b"in_batch_negative", "item_tower", b"item_tower", "learned_temperature", b"learned_temperature", "output_dim", b"output_dim", "simi_pow", b"simi_pow", "similarity", b"similarity", "temperature", b"temperature", "user_tower", b"user_tower"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

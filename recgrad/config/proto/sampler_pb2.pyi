@@ -349,7 +349,7 @@ class CatalogueSampler(message.Message):
 
 @typing.final
 class InBatchSampler(message.Message):
-    """Ours: the items of other rows are the negatives (in_batch_negative), each item once, with its probability."""
+    """Ours: what is known of the items of other rows, which are the negatives with in_batch_negative."""
 
     DESCRIPTOR: descriptor.Descriptor
 

@@ -6,10 +6,18 @@ from collections.abc import Sequence
 
 from recgrad.config.messages import chosen
 from recgrad.config.proto.data_pb2 import DataConfig
+from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data.features.base import Feature
 from recgrad.data.readers.reader import Reader
 from recgrad.data.samplers.sampler import SAMPLERS, Sampler
 from recgrad.errors import ConfigError, Problem
+
+
+def leaves_unused(config: PipelineConfig) -> bool:
+    """Whether the model takes the items of other rows as negatives, so that drawn ones would not be used."""
+    model = config.model_config.WhichOneof("model")
+    in_batch = model is not None and getattr(getattr(config.model_config, model), "in_batch_negative", False)
+    return bool(in_batch) and config.data_config.WhichOneof("sampler") not in (None, "in_batch_sampler")
 
 
 def build_sampler(
@@ -23,6 +31,6 @@ def build_sampler(
     if name not in SAMPLERS:
         known = ", ".join(SAMPLERS)
         raise ConfigError([Problem(f"data_config.{name}", f"this sampler is not supported; use {known}")])
-    reader.check_columns([message.item_id_field])
-    schema = reader.schema
-    return SAMPLERS[name].build(message, data, features, schema, training=training, seed=seed)
+    named = [getattr(message, field, "") for field in ("item_id_field", "user_id_field")]
+    reader.check_columns([column for column in named if column])
+    return SAMPLERS[name].build(message, data, features, reader, training=training, seed=seed)

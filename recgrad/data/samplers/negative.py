@@ -1,95 +1,85 @@
-"""Weighted random negatives for two-tower models."""
+"""Random negatives for two-tower models, and what the samplers that extend them share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
+import torch
 
 from recgrad.config.proto.data_pb2 import DataConfig
-from recgrad.data.batch import Batch
-from recgrad.data.encoder import FeatureEncoder
-from recgrad.data.faults import Faults
+from recgrad.config.proto.sampler_pb2 import OWN_ITEM
+from recgrad.data.batch import Batch, Comparison
 from recgrad.data.features.base import Feature
-from recgrad.data.order import random_bits, random_mask
-from recgrad.data.samplers.alias import draw
-from recgrad.data.samplers.items import (
-    ItemTable,
-    TableSource,
-    attribute_types,
-    is_hashed,
-    item_keys,
-    load_items,
-)
-from recgrad.data.samplers.sampler import SAMPLERS, Sampler
-from recgrad.errors import ConfigError, DataError, Problem
+from recgrad.data.readers.reader import Reader
+from recgrad.data.samplers.draws import draw_items, draw_others
+from recgrad.data.samplers.exclusion import excluded_pairs
+from recgrad.data.samplers.hard_items import HardItems, build_hard_items
+from recgrad.data.samplers.item_side import ItemSide, Own, build_items, check_items
+from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler
+from recgrad.data.samplers.user_edges import UserEdges, build_user_edges
+from recgrad.errors import ConfigError, Problem
 
-_NEGATIVES, _MASKS = 11, 12
-_ROUNDS = 8
+Ints = npt.NDArray[np.int64]
 
 
 @SAMPLERS.register("negative_sampler")
 class NegativeSampler(Sampler):
-    """Draws items by weight, with replacement, none of which is an item of the batch.
+    """Draws items by weight, with replacement, for all rows of a batch together.
 
-    All rows of a batch share the `num_sample` items. Draws are a function of (seed, epoch,
-    rank, first row of the batch).
+    In training none of them is an item of the batch, unless `exclude: OWN_ITEM` says that only each
+    row leaves out its own. Evaluation always draws so: were the batch's items never drawn, popular
+    ones, which are in every batch, would be missing among the negatives and metrics would flatter.
 
     Args:
-        items: the item table.
-        encoder: of the features that read attributes alone.
-        item_id_field: the column of the batch's own items.
+        items: the items.
         count: items to draw.
         seed: what draws depend on, with the place of the batch.
-        hashed: own items are compared by hash.
-        id_delimiter: what joins several own items in one text.
-        mask_probability: how often an item's maskable features are hidden.
+        bans_batch: never draw an item of the batch.
+        positives: edges whose items a row of their user is not compared with.
+        hard: edges whose items a row of their user is compared with in addition.
     """
+
+    item_path: ClassVar[str] = "input_path"
+    config_name: ClassVar[str] = "negative_sampler"
 
     def __init__(
         self,
-        items: ItemTable,
-        encoder: FeatureEncoder,
+        items: ItemSide,
         *,
-        item_id_field: str,
         count: int,
         seed: int = 0,
-        hashed: bool = False,
-        id_delimiter: str = ";",
-        mask_probability: float = 0.0,
+        bans_batch: bool = True,
+        positives: UserEdges | None = None,
+        hard: HardItems | None = None,
     ) -> None:
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count}")
         self.items = items
-        self.item_id_field = item_id_field
         self.count = count
-        self._encoder = encoder
         self._seed = seed
-        self._hashed = hashed
-        self._id_delimiter = id_delimiter
-        self._mask_probability = mask_probability
+        self._bans_batch = bans_batch
+        self._positives = positives
+        self._hard = hard
+        users = [positives.id_field] if positives is not None else []
+        users += [hard.edges.id_field] if hard is not None else []
+        self.columns = tuple(dict.fromkeys([items.id_field, *users]))
 
     @classmethod
     def check(cls, config: Any, features: Sequence[Feature]) -> None:
         """Refuse settings without meaning, and attributes that no feature reads."""
+        where = f"data_config.{cls.config_name}"
         problems = []
-        where = "data_config.negative_sampler"
-        if config.num_sample < 1:
-            problems.append(Problem(f"{where}.num_sample", f"must be at least 1, got {config.num_sample}"))
-        if len(set(config.attr_fields)) != len(config.attr_fields):
-            problems.append(Problem(f"{where}.attr_fields", "an attribute is named twice; keep one"))
-        if not config.attr_delimiter:
-            problems.append(Problem(f"{where}.attr_delimiter", "must not be empty"))
-        if config.field_delimiter and len(config.field_delimiter.encode()) != 1:
-            problems.append(
-                Problem(f"{where}.field_delimiter", f"must be one character, got {config.field_delimiter!r}")
-            )
-        if not any(_reads_only(feature, config.attr_fields) for feature in features):
-            problems.append(Problem(f"{where}.attr_fields", "no feature reads these attributes alone"))
+        for field in ("num_sample", "num_hard_sample"):
+            if getattr(config, field, 1) < 1:
+                problems.append(
+                    Problem(f"{where}.{field}", f"must be at least 1, got {getattr(config, field)}")
+                )
+        problems += check_items(config, where, features)
         if problems:
             raise ConfigError(problems)
 
@@ -99,93 +89,71 @@ class NegativeSampler(Sampler):
         config: Any,
         data: DataConfig,
         features: Sequence[Feature],
-        schema: pa.Schema,
+        reader: Reader,
         *,
         training: bool,
         seed: int,
     ) -> NegativeSampler:
-        """The sampler of a NegativeSampler message; num_eval_sample counts in evaluation when it is set."""
-        attributes = tuple(config.attr_fields)
+        """The sampler of its message; num_eval_sample counts in evaluation when it is set."""
         cls.check(config, features)
-        source = TableSource(
-            path=config.input_path,
-            attributes=attributes,
-            attr_delimiter=config.attr_delimiter,
-            field_delimiter=config.field_delimiter or "\t",
-            types=attribute_types(attributes, schema),
-            hashed=is_hashed(schema.field(config.item_id_field).type),
-        )
+        path, schema = getattr(config, cls.item_path), reader.schema
+        items = build_items(config, path, data, features, schema, training=training)
+        fields = config.DESCRIPTOR.fields_by_name
+        positives = hard = None
+        if "pos_edge_input_path" in fields:
+            positives = build_user_edges(config, config.pos_edge_input_path, data, schema)
+        if "hard_neg_edge_input_path" in fields:
+            edges = build_user_edges(config, config.hard_neg_edge_input_path, data, schema, by_weight=True)
+            hard = build_hard_items(edges, items.table, config.num_hard_sample)
+        by_row = positives is not None or config.exclude == OWN_ITEM or not training
         return cls(
-            load_items(source, data),
-            FeatureEncoder([feature for feature in features if _reads_only(feature, attributes)]),
-            item_id_field=config.item_id_field,
+            items,
             count=config.num_sample if training else config.num_eval_sample or config.num_sample,
             seed=seed,
-            hashed=source.hashed,
-            id_delimiter=config.item_id_delim,
-            mask_probability=data.negative_sample_mask_prob if training else 0.0,
+            bans_batch=not by_row,
+            positives=positives,
+            hard=hard,
         )
 
-    def sample(self, own: pa.Array, epoch: int, row: int, rank: int) -> Batch:
-        """Encoded features of `count` items."""
-        key = (self._seed, epoch, rank, row)
-        rows = draw_others(self.items, self._own_keys(own), self.count, key)
-        columns = self.items.take(rows)
-        mask = None
-        if self._mask_probability:
-            mask = random_mask(self.count, self._mask_probability, _MASKS, *key)
-        faults = Faults()
-        encoded = self._encoder.encode(columns, self.count, faults, mask)
-        fault = faults.first()
-        if fault is not None:
-            raise DataError(
-                f"feature {fault.feature}: {fault.problem} (attribute '{fault.column}', row "
-                f"{rows[fault.row]} of "
-                f"item table '{self.items.name}'); {fault.remedy}"
-            )
-        return Batch.of(encoded)
-
-    def _own_keys(self, own: pa.Array) -> npt.NDArray[np.int64]:
-        """The keys of the batch's items; a row may hold several, as a list or joined text."""
-        if pa.types.is_list(own.type) or pa.types.is_large_list(own.type):
-            own = own.flatten()
-        elif pa.types.is_string(own.type) and self._id_delimiter:
-            own = pc.split_pattern(own, self._id_delimiter).flatten()
-        return np.unique(item_keys(own.drop_null(), self._hashed, f"column '{self.item_id_field}'"))
-
-
-def draw_others(
-    items: ItemTable, own: npt.NDArray[np.int64], count: int, key: tuple[int, ...]
-) -> npt.NDArray[np.int64]:
-    """`count` rows of the table, drawn by weight among items that are not in `own` (sorted keys).
-
-    Draws of own items are drawn again. When own items hold nearly all the weight, the rest is
-    drawn from the others directly.
-    """
-    rows = np.empty(0, np.int64)
-    for attempt in range(_ROUNDS):
-        missing = count - len(rows)
-        bits = random_bits(2 * missing, _NEGATIVES, attempt, *key).reshape(missing, 2)
-        drawn = draw(items.keep, items.alias, bits)
-        rows = np.concatenate([rows, drawn[~_among(items.keys[drawn], own)]])
-        if len(rows) == count:
-            return rows
-    weights = np.where(_among(items.keys, own), 0.0, items.weights)
-    total = np.cumsum(weights)
-    if not total[-1] > 0:
-        raise DataError(
-            f"data: every item of item table '{items.name}' that has weight is in the batch, so there is no "
-            "negative to draw; use a smaller batch_size, or a larger table"
+    def sample(self, batch: Batch, columns: Mapping[str, pa.Array], place: Place) -> Batch:
+        """The batch with encoded items: the `count` that all rows share, then the hard ones of each row."""
+        key = (self._seed, *place)
+        own = self.items.own(columns[self.items.id_field])
+        rows, excluded, log_counts = self._draw(own, columns, key)
+        hard_rows = None
+        if self._hard is not None:
+            owners, taken = self._hard.of(columns[self._hard.edges.id_field], own)
+            rows = np.concatenate([rows, taken])
+            hard_rows = torch.from_numpy(owners)
+        comparison = Comparison(
+            excluded=torch.from_numpy(excluded), log_counts=torch.from_numpy(log_counts), hard_rows=hard_rows
         )
-    chance = (random_bits(count - len(rows), _NEGATIVES, _ROUNDS, *key) >> np.uint64(11)) * 2.0**-53
-    return np.concatenate([rows, np.searchsorted(total, chance * total[-1], side="right")])
+        return replace(batch, negatives=self.items.encode(rows, key), comparison=comparison)
 
+    def _draw(
+        self, own: Own, columns: Mapping[str, pa.Array], key: tuple[int, ...]
+    ) -> tuple[Ints, Ints, npt.NDArray[np.float32]]:
+        """Rows of the table, (row, draw) pairs that are not compared, log of expected draws of each."""
+        table = self.items.table
+        if self._bans_batch:
+            banned = np.unique(own.keys)
+            rows = draw_others(table, banned, self.count, key)
+            known = table.rows_of(banned)
+            mass = table.total - float(table.weights[known[known >= 0]].sum())
+            return rows, np.zeros((0, 2), np.int64), self._log_counts(rows, mass)
+        rows = draw_items(table, self.count, key)
+        drawn = table.keys[rows]
+        excluded = excluded_pairs(drawn, own.keys, own.starts, own.stops)
+        if self._positives is not None:
+            edges = self._positives.of(columns[self._positives.id_field])
+            more = excluded_pairs(drawn, edges.keys, edges.starts, edges.stops)
+            excluded = np.concatenate([excluded, more])
+        return rows, excluded, self._log_counts(rows, table.total)
 
-def _among(keys: npt.NDArray[np.int64], own: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    if not len(own):
-        return np.zeros(len(keys), np.bool_)
-    return own[np.minimum(np.searchsorted(own, keys), len(own) - 1)] == keys
+    def _log_counts(self, rows: Ints, mass: float) -> npt.NDArray[np.float32]:
+        expected = self.items.table.weights[rows] * (self.count / max(mass, np.finfo(np.float64).tiny))
+        return np.log(expected).astype(np.float32)
 
-
-def _reads_only(feature: Feature, attributes: Sequence[str]) -> bool:
-    return bool(feature.columns) and set(feature.columns) <= set(attributes)
+    def describe(self) -> str:
+        """How many items are drawn."""
+        return f"{self.count} sampled items"

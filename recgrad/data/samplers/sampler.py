@@ -1,27 +1,47 @@
-"""What a sampler offers the loader."""
+"""What every sampler is."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.batch import Batch
 from recgrad.data.features.base import Feature
+from recgrad.data.readers.reader import Reader
 from recgrad.registry import Registry
 
 
-class Sampler(ABC):
-    """Draws items that are shared by all rows of a batch.
+class Place(NamedTuple):
+    """Where a batch lies. Draws depend on the seed and this alone.
+
+    A batch has the same draws when another rank takes it over within the epoch. Batches that are cut by
+    cost are cut anew then, and those that begin elsewhere get other draws.
 
     Attributes:
-        item_id_field: the column that holds the items of the batch's own rows.
+        epoch: the epoch.
+        rank: the rank whose plan has the batch.
+        row: number of the batch's first row in the epoch.
     """
 
-    item_id_field: str
+    epoch: int
+    rank: int
+    row: int
+
+
+class Sampler(ABC):
+    """Gives a batch what its rows are compared with.
+
+    Attributes:
+        columns: the columns of the data that it reads.
+        provided: names of features that it brings itself, so that they are not read from the rows.
+    """
+
+    columns: tuple[str, ...]
+    provided: frozenset[str] = frozenset()
 
     @classmethod
     @abstractmethod
@@ -35,25 +55,26 @@ class Sampler(ABC):
         config: Any,
         data: DataConfig,
         features: Sequence[Feature],
-        schema: pa.Schema,
+        reader: Reader,
         *,
         training: bool,
         seed: int,
     ) -> Sampler:
-        """The sampler of a config message; `schema` holds the columns of the training data."""
+        """The sampler of a config message for the rows that `reader` reads."""
 
     @abstractmethod
-    def sample(self, own: pa.Array, epoch: int, row: int, rank: int) -> Batch:
-        """Encoded features of sampled items.
+    def sample(self, batch: Batch, columns: Mapping[str, pa.Array], place: Place) -> Batch:
+        """The batch with what was drawn for it.
 
         Args:
-            own: the items of the batch's rows; none of them is drawn.
-            epoch: the epoch.
-            row: number of the batch's first row in the epoch.
-            rank: the rank whose plan has the batch. Draws depend on the seed and these alone, so a
-                batch has the same negatives when another rank takes it over within the epoch. Batches that
-                are cut by cost are cut anew then, and those that begin elsewhere get other draws.
+            batch: encoded rows.
+            columns: `self.columns` of these rows.
+            place: what draws depend on, with the seed.
         """
+
+    def describe(self) -> str:
+        """What evaluation compares each row's item with, for the log; empty where it is not sampled."""
+        return ""
 
 
 SAMPLERS: Registry[type[Sampler]] = Registry("sampler", "recgrad.data.samplers")

@@ -1,0 +1,121 @@
+"""The whole catalogue as negatives."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from recgrad.config.proto.data_pb2 import DataConfig
+from recgrad.data.batch import Batch, Comparison
+from recgrad.data.features.base import Feature
+from recgrad.data.readers.reader import Reader
+from recgrad.data.samplers.draws import draw_evenly
+from recgrad.data.samplers.exclusion import excluded_pairs
+from recgrad.data.samplers.item_side import ItemSide, Own, build_items, check_items
+from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler
+from recgrad.errors import ConfigError, DataError, Problem
+
+Ints = npt.NDArray[np.int64]
+
+
+@SAMPLERS.register("catalogue_sampler")
+class CatalogueSampler(Sampler):
+    """Every item of the table is a negative of every row but that of the row itself: for `full_softmax`.
+
+    Features of the items are encoded once. Evaluation ranks each row's item among all of them, or
+    among `num_eval_sample` that are drawn evenly.
+
+    Args:
+        items: the items.
+        count: items to draw; 0 for all.
+        seed: what draws depend on, with the place of the batch.
+    """
+
+    config_name: ClassVar[str] = "catalogue_sampler"
+
+    def __init__(self, items: ItemSide, *, count: int = 0, seed: int = 0) -> None:
+        self.items = items
+        self.count = count
+        self.columns = (items.id_field,)
+        self._seed = seed
+        self._all: Batch | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def check(cls, config: Any, features: Sequence[Feature]) -> None:
+        """Refuse settings without meaning, and attributes that no feature reads."""
+        problems = check_items(config, f"data_config.{cls.config_name}", features)
+        if problems:
+            raise ConfigError(problems)
+
+    @classmethod
+    def build(
+        cls,
+        config: Any,
+        data: DataConfig,
+        features: Sequence[Feature],
+        reader: Reader,
+        *,
+        training: bool,
+        seed: int,
+    ) -> CatalogueSampler:
+        """The sampler of its message."""
+        cls.check(config, features)
+        if training and data.negative_sample_mask_prob:
+            where = "data_config.negative_sample_mask_prob"
+            raise ConfigError([Problem(where, "has no effect with catalogue_sampler; remove it")])
+        items = build_items(config, config.input_path, data, features, reader.schema, training=training)
+        return cls(items, count=0 if training else config.num_eval_sample, seed=seed)
+
+    def sample(self, batch: Batch, columns: Mapping[str, pa.Array], place: Place) -> Batch:
+        """The batch with all items, or with those drawn for an evaluation."""
+        own = self.items.own(columns[self.items.id_field])
+        if self.count:
+            key = (self._seed, *place)
+            rows = draw_evenly(len(self.items.table.keys), self.count, key)
+            excluded = excluded_pairs(self.items.table.keys[rows], own.keys, own.starts, own.stops)
+            return replace(
+                batch,
+                negatives=self.items.encode(rows, key),
+                comparison=Comparison(torch.from_numpy(excluded)),
+            )
+        places = self._places(own)
+        every = torch.from_numpy(places)
+        excluded_own = torch.stack([torch.arange(len(places)), every], dim=1)
+        return replace(batch, negatives=self._catalogue(), comparison=Comparison(excluded_own, own=every))
+
+    def _places(self, own: Own) -> Ints:
+        """The row of the table of each row's item."""
+        lengths = own.stops - own.starts
+        if (lengths != 1).any():
+            row = int(np.flatnonzero(lengths != 1)[0])
+            raise DataError(
+                f"data: row {row} of a batch has {lengths[row]} ids in column '{self.items.id_field}'; "
+                "catalogue_sampler takes one item a row"
+            )
+        places = self.items.table.rows_of(own.keys[own.starts])
+        if (places < 0).any():
+            key = int(own.keys[own.starts[np.flatnonzero(places < 0)[0]]])
+            what = "an item" if self.items.hashed else f"item {key}"
+            raise DataError(
+                f"data: {what} of column '{self.items.id_field}' is not in item table "
+                f"'{self.items.table.name}'; add it, or leave its rows out"
+            )
+        return places
+
+    def _catalogue(self) -> Batch:
+        with self._lock:
+            if self._all is None:
+                self._all = self.items.encode(np.arange(len(self.items.table.keys)), ())
+            return self._all
+
+    def describe(self) -> str:
+        """How many items are drawn."""
+        return f"{self.count} sampled items" if self.count else ""

@@ -1,0 +1,147 @@
+"""The items of a sampler: their table, their features, and which of them rows have themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recgrad.config.proto.data_pb2 import DataConfig
+from recgrad.data.batch import Batch
+from recgrad.data.encoder import FeatureEncoder
+from recgrad.data.faults import Faults
+from recgrad.data.features.base import Feature
+from recgrad.data.order import random_mask
+from recgrad.data.samplers.items import ItemTable, TableSource, attribute_types, load_items
+from recgrad.data.samplers.tables import is_hashed, keys_of
+from recgrad.errors import DataError, Problem
+
+Ints = npt.NDArray[np.int64]
+_MASKS = 12
+
+
+@dataclass(frozen=True)
+class Own:
+    """The items that rows have; row i those from `starts[i]` to `stops[i]` of `keys`."""
+
+    keys: Ints
+    starts: Ints
+    stops: Ints
+
+
+@dataclass(frozen=True)
+class ItemSide:
+    """An item table, what encodes its attributes, and the column of the rows' own items.
+
+    Attributes:
+        table: the items.
+        encoder: of the features that read attributes alone.
+        id_field: the column of the rows' own items.
+        hashed: own items are compared by hash.
+        delimiter: what joins several own items in one text; empty for none.
+        mask_probability: how often an item's maskable features are hidden.
+    """
+
+    table: ItemTable
+    encoder: FeatureEncoder
+    id_field: str
+    hashed: bool = False
+    delimiter: str = ";"
+    mask_probability: float = 0.0
+
+    def own(self, column: pa.Array) -> Own:
+        """The items of some rows."""
+        return own_items(column, self.hashed, self.delimiter, self.id_field)
+
+    def encode(self, rows: Ints, key: tuple[int, ...]) -> Batch:
+        """Encoded features of rows of the table; `key` decides which are hidden."""
+        columns = self.table.take(rows)
+        mask = None
+        if self.mask_probability:
+            mask = random_mask(len(rows), self.mask_probability, _MASKS, *key)
+        faults = Faults()
+        encoded = self.encoder.encode(columns, len(rows), faults, mask)
+        fault = faults.first()
+        if fault is not None:
+            raise DataError(
+                f"feature {fault.feature}: {fault.problem} (attribute '{fault.column}', row "
+                f"{rows[fault.row]} of item table '{self.table.name}'); {fault.remedy}"
+            )
+        return Batch.of(encoded)
+
+
+def build_items(
+    config: Any,
+    path: str,
+    data: DataConfig,
+    features: Sequence[Feature],
+    schema: pa.Schema,
+    *,
+    training: bool,
+) -> ItemSide:
+    """The items of a sampler's message, whose table is at `path`."""
+    attributes = tuple(config.attr_fields)
+    source = TableSource(
+        path=path,
+        attributes=attributes,
+        attr_delimiter=config.attr_delimiter,
+        field_delimiter=config.field_delimiter or "\t",
+        types=attribute_types(attributes, schema),
+        hashed=is_hashed(schema.field(config.item_id_field).type),
+    )
+    return ItemSide(
+        load_items(source, data),
+        FeatureEncoder(item_features(features, attributes)),
+        id_field=config.item_id_field,
+        hashed=source.hashed,
+        delimiter=getattr(config, "item_id_delim", ";"),
+        mask_probability=data.negative_sample_mask_prob if training else 0.0,
+    )
+
+
+def item_features(features: Sequence[Feature], attributes: Sequence[str]) -> list[Feature]:
+    """The features that read attributes alone."""
+    return [f for f in features if f.columns and set(f.columns) <= set(attributes)]
+
+
+def check_items(config: Any, where: str, features: Sequence[Feature]) -> list[Problem]:
+    """Settings of an item table without meaning, and attributes that no feature reads."""
+    problems = []
+    if len(set(config.attr_fields)) != len(config.attr_fields):
+        problems.append(Problem(f"{where}.attr_fields", "an attribute is named twice; keep one"))
+    if not config.attr_delimiter:
+        problems.append(Problem(f"{where}.attr_delimiter", "must not be empty"))
+    problems += check_delimiter(config, where)
+    if not item_features(features, config.attr_fields):
+        problems.append(Problem(f"{where}.attr_fields", "no feature reads these attributes alone"))
+    return problems
+
+
+def check_delimiter(config: Any, where: str) -> list[Problem]:
+    """A delimiter of columns that is not one character."""
+    if config.field_delimiter and len(config.field_delimiter.encode()) != 1:
+        got = f"must be one character, got {config.field_delimiter!r}"
+        return [Problem(f"{where}.field_delimiter", got)]
+    return []
+
+
+def own_items(column: pa.Array, hashed: bool, delimiter: str, name: str) -> Own:
+    """The items of rows of a column; a row may hold several, as a list or joined text, or none."""
+    if pa.types.is_string(column.type) and delimiter:
+        column = pc.split_pattern(column, delimiter)
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        rows = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
+        values = column.flatten()
+    else:
+        rows, values = np.arange(len(column)), column
+    if values.null_count:
+        rows = rows[np.asarray(values.is_valid())]
+        values = values.drop_null()
+    keys = keys_of(values, hashed, f"column '{name}'")
+    every = np.arange(len(column))
+    return Own(keys, np.searchsorted(rows, every), np.searchsorted(rows, every, side="right"))
