@@ -12,6 +12,7 @@ can be compiled, or exported, together with the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ from recgrad.models.group_plan import (
     plan_groups,
 )
 from recgrad.models.inputs import Inputs, Parts, PositionParts, RowParts, SequenceInput, SequenceParts
-from recgrad.nn.encoders.base import SequenceEncoder, build_encoder
+from recgrad.nn.encoders.base import SequenceEncoder, SequenceFields, build_encoder
 from recgrad.nn.jagged import Segments, segment_mean, segment_sum
 
 
@@ -83,10 +84,20 @@ class FeatureGroups(nn.Module):
     def _build_encoder(self, group: str, spec: EncoderSpec) -> SequenceEncoder:
         query, sequence = self.query_dim(spec.input), self.sequence_dim(spec.input)
         try:
-            return build_encoder(spec.kind, query, sequence, spec.params)
+            return build_encoder(spec.kind, query, sequence, spec.params, self._fields(spec.input))
         except (TypeError, ValueError) as error:
             where = f"model_config.feature_groups[{group}].sequence_encoders[{spec.name}]"
             raise ConfigError([Problem(where, str(error))]) from error
+
+    def _fields(self, group: str) -> SequenceFields:
+        """Where the features of a sequence group stand."""
+        plan = self._sequence(group)
+        own = {*plan.query.lookups, *plan.query.pooled, *plan.sequence.lookups}
+        return SequenceFields(
+            _spans(plan.query.widths),
+            _spans(plan.sequence.widths),
+            {lookup.key: lookup.table for lookup in self.plan.lookups if lookup.name in own},
+        )
 
     def __contains__(self, group: object) -> bool:
         return group in self.plan.rows or group in self.plan.sequences
@@ -282,3 +293,9 @@ class FeatureGroups(nn.Module):
 def _joined(columns: Sequence[Tensor]) -> Tensor:
     """Columns side by side; a single one as it is."""
     return columns[0] if len(columns) == 1 else torch.cat(list(columns), dim=1)
+
+
+def _spans(widths: Mapping[str, int]) -> dict[str, slice]:
+    """The columns of fields of these widths, side by side."""
+    ends = list(accumulate(widths.values()))
+    return {name: slice(end - width, end) for (name, width), end in zip(widths.items(), ends, strict=True)}

@@ -175,6 +175,126 @@ class MultiWindowDINEncoder(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class ETAEncoder(message.Message):
+    """Ours: attention over the positions that hash like the query, for long sequences (Chen et al. 2021)."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    INPUT_FIELD_NUMBER: builtins.int
+    TOP_K_FIELD_NUMBER: builtins.int
+    NUM_HASHES_FIELD_NUMBER: builtins.int
+    MULTIHEAD_ATTN_DIM_FIELD_NUMBER: builtins.int
+    NUM_HEADS_FIELD_NUMBER: builtins.int
+    MAX_SEQ_LENGTH_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    input: builtins.str
+    """A sequence group of the same feature group."""
+    top_k: builtins.int
+    """Positions that the attention sees."""
+    num_hashes: builtins.int
+    """Bits of a signature, up to 64."""
+    multihead_attn_dim: builtins.int
+    num_heads: builtins.int
+    max_seq_length: builtins.int
+    def __init__(
+        self,
+        *,
+        name: builtins.str | None = ...,
+        input: builtins.str | None = ...,
+        top_k: builtins.int | None = ...,
+        num_hashes: builtins.int | None = ...,
+        multihead_attn_dim: builtins.int | None = ...,
+        num_heads: builtins.int | None = ...,
+        max_seq_length: builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["input", b"input", "max_seq_length", b"max_seq_length", "multihead_attn_dim", b"multihead_attn_dim", "name", b"name", "num_hashes", b"num_hashes", "num_heads", b"num_heads", "top_k", b"top_k"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["input", b"input", "max_seq_length", b"max_seq_length", "multihead_attn_dim", b"multihead_attn_dim", "name", b"name", "num_hashes", b"num_hashes", "num_heads", b"num_heads", "top_k", b"top_k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SDIMEncoder(message.Message):
+    """Ours: sums of the positions in the query's hash buckets, for long sequences (Cao et al. 2022)."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    INPUT_FIELD_NUMBER: builtins.int
+    NUM_HASHES_FIELD_NUMBER: builtins.int
+    HASH_WIDTH_FIELD_NUMBER: builtins.int
+    MAX_SEQ_LENGTH_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    input: builtins.str
+    """A sequence group of the same feature group."""
+    num_hashes: builtins.int
+    """Hyperplanes, up to 64; a multiple of hash_width."""
+    hash_width: builtins.int
+    """Hyperplanes that make a bucket."""
+    max_seq_length: builtins.int
+    def __init__(
+        self,
+        *,
+        name: builtins.str | None = ...,
+        input: builtins.str | None = ...,
+        num_hashes: builtins.int | None = ...,
+        hash_width: builtins.int | None = ...,
+        max_seq_length: builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["hash_width", b"hash_width", "input", b"input", "max_seq_length", b"max_seq_length", "name", b"name", "num_hashes", b"num_hashes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["hash_width", b"hash_width", "input", b"input", "max_seq_length", b"max_seq_length", "name", b"name", "num_hashes", b"num_hashes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SIMEncoder(message.Message):
+    """Ours: attention over the positions that have the query's value of a feature, such as the category
+    (Pi et al. 2020, hard search).
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    INPUT_FIELD_NUMBER: builtins.int
+    QUERY_FEATURE_FIELD_NUMBER: builtins.int
+    SEQUENCE_FEATURE_FIELD_NUMBER: builtins.int
+    TOP_K_FIELD_NUMBER: builtins.int
+    MULTIHEAD_ATTN_DIM_FIELD_NUMBER: builtins.int
+    NUM_HEADS_FIELD_NUMBER: builtins.int
+    MAX_SEQ_LENGTH_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    input: builtins.str
+    """A sequence group of the same feature group."""
+    query_feature: builtins.str
+    """A row feature of the sequence group."""
+    sequence_feature: builtins.str
+    """A sequence feature of it, with the same table."""
+    top_k: builtins.int
+    """Positions that the attention sees."""
+    multihead_attn_dim: builtins.int
+    num_heads: builtins.int
+    max_seq_length: builtins.int
+    def __init__(
+        self,
+        *,
+        name: builtins.str | None = ...,
+        input: builtins.str | None = ...,
+        query_feature: builtins.str | None = ...,
+        sequence_feature: builtins.str | None = ...,
+        top_k: builtins.int | None = ...,
+        multihead_attn_dim: builtins.int | None = ...,
+        num_heads: builtins.int | None = ...,
+        max_seq_length: builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["input", b"input", "max_seq_length", b"max_seq_length", "multihead_attn_dim", b"multihead_attn_dim", "name", b"name", "num_heads", b"num_heads", "query_feature", b"query_feature", "sequence_feature", b"sequence_feature", "top_k", b"top_k"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["input", b"input", "max_seq_length", b"max_seq_length", "multihead_attn_dim", b"multihead_attn_dim", "name", b"name", "num_heads", b"num_heads", "query_feature", b"query_feature", "sequence_feature", b"sequence_feature", "top_k", b"top_k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class SeqEncoderConfig(message.Message):
     """What turns a sequence group into one vector a row."""
 
@@ -185,6 +305,9 @@ class SeqEncoderConfig(message.Message):
     POOLING_ENCODER_FIELD_NUMBER: builtins.int
     MULTI_WINDOW_DIN_ENCODER_FIELD_NUMBER: builtins.int
     SELF_ATTENTION_ENCODER_FIELD_NUMBER: builtins.int
+    ETA_ENCODER_FIELD_NUMBER: builtins.int
+    SDIM_ENCODER_FIELD_NUMBER: builtins.int
+    SIM_ENCODER_FIELD_NUMBER: builtins.int
     @builtins.property
     def din_encoder(self) -> DINEncoder: ...
     @builtins.property
@@ -195,6 +318,14 @@ class SeqEncoderConfig(message.Message):
     def multi_window_din_encoder(self) -> MultiWindowDINEncoder: ...
     @builtins.property
     def self_attention_encoder(self) -> SelfAttentionEncoder: ...
+    @builtins.property
+    def eta_encoder(self) -> ETAEncoder:
+        """Ours, from here on."""
+
+    @builtins.property
+    def sdim_encoder(self) -> SDIMEncoder: ...
+    @builtins.property
+    def sim_encoder(self) -> SIMEncoder: ...
     def __init__(
         self,
         *,
@@ -203,11 +334,14 @@ class SeqEncoderConfig(message.Message):
         pooling_encoder: PoolingEncoder | None = ...,
         multi_window_din_encoder: MultiWindowDINEncoder | None = ...,
         self_attention_encoder: SelfAttentionEncoder | None = ...,
+        eta_encoder: ETAEncoder | None = ...,
+        sdim_encoder: SDIMEncoder | None = ...,
+        sim_encoder: SIMEncoder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["din_encoder", b"din_encoder", "multi_window_din_encoder", b"multi_window_din_encoder", "pooling_encoder", b"pooling_encoder", "self_attention_encoder", b"self_attention_encoder", "seq_module", b"seq_module", "simple_attention", b"simple_attention"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["din_encoder", b"din_encoder", "eta_encoder", b"eta_encoder", "multi_window_din_encoder", b"multi_window_din_encoder", "pooling_encoder", b"pooling_encoder", "sdim_encoder", b"sdim_encoder", "self_attention_encoder", b"self_attention_encoder", "seq_module", b"seq_module", "sim_encoder", b"sim_encoder", "simple_attention", b"simple_attention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["din_encoder", b"din_encoder", "multi_window_din_encoder", b"multi_window_din_encoder", "pooling_encoder", b"pooling_encoder", "self_attention_encoder", b"self_attention_encoder", "seq_module", b"seq_module", "simple_attention", b"simple_attention"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["din_encoder", b"din_encoder", "eta_encoder", b"eta_encoder", "multi_window_din_encoder", b"multi_window_din_encoder", "pooling_encoder", b"pooling_encoder", "sdim_encoder", b"sdim_encoder", "self_attention_encoder", b"self_attention_encoder", "seq_module", b"seq_module", "sim_encoder", b"sim_encoder", "simple_attention", b"simple_attention"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_seq_module: _TypeAlias = typing.Literal["din_encoder", "simple_attention", "pooling_encoder", "multi_window_din_encoder", "self_attention_encoder"]  # noqa: Y015
+    _WhichOneofReturnType_seq_module: _TypeAlias = typing.Literal["din_encoder", "simple_attention", "pooling_encoder", "multi_window_din_encoder", "self_attention_encoder", "eta_encoder", "sdim_encoder", "sim_encoder"]  # noqa: Y015
     _WhichOneofArgType_seq_module: _TypeAlias = typing.Literal["seq_module", b"seq_module"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_seq_module) -> _WhichOneofReturnType_seq_module | None: ...

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from recgrad.errors import nearest
 from recgrad.nn.jagged import Segments, truncate
 from recgrad.registry import Registry
+
+
+@dataclass(frozen=True)
+class SequenceFields:
+    """Where features stand in a sequence group.
+
+    Attributes:
+        query: columns of each row feature in the query.
+        sequence: columns of each sequence feature in a position.
+        tables: the table of each feature that has ids.
+    """
+
+    query: Mapping[str, slice]
+    sequence: Mapping[str, slice]
+    tables: Mapping[str, str]
+
+    def columns(self, setting: str, feature: str, of: Mapping[str, slice]) -> slice:
+        """Where a feature that a setting names stands in the query or in a position."""
+        if feature not in of:
+            side = "the query" if of is self.query else "the sequence"
+            raise ValueError(
+                f"{setting} must be a feature of {side} ({', '.join(of) or 'none'}), "
+                f"got '{feature}'{nearest(feature, of)}"
+            )
+        return of[feature]
 
 
 class SequenceEncoder(nn.Module):
@@ -21,6 +48,9 @@ class SequenceEncoder(nn.Module):
         sequence_dim: width of a position.
         max_seq_length: only the first so many positions are used; 0 for all.
     """
+
+    needs_fields: ClassVar[bool] = False
+    """Whether the constructor takes `fields`, a `SequenceFields`."""
 
     out_features: int
 
@@ -46,9 +76,17 @@ class SequenceEncoder(nn.Module):
 ENCODERS: Registry[type[SequenceEncoder]] = Registry("sequence encoder", "recgrad.nn.encoders")
 
 
-def build_encoder(name: str, query_dim: int, sequence_dim: int, params: Mapping[str, Any]) -> SequenceEncoder:
+def build_encoder(
+    name: str,
+    query_dim: int,
+    sequence_dim: int,
+    params: Mapping[str, Any],
+    fields: SequenceFields | None = None,
+) -> SequenceEncoder:
     """The encoder registered as `name`, with `params` as keyword arguments."""
-    return ENCODERS[name](query_dim, sequence_dim, **params)
+    cls = ENCODERS[name]
+    more: dict[str, Any] = {"fields": fields} if cls.needs_fields else {}
+    return cls(query_dim, sequence_dim, **params, **more)
 
 
 def check_query(encoder: str, query_dim: int, sequence_dim: int) -> None:
