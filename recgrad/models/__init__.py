@@ -10,6 +10,7 @@ __all__ = [
     "AITM",
     "AutoInt",
     "DBMTL",
+    "DC2VR",
     "DCNV1",
     "DCNV2",
     "DLRM",
@@ -33,6 +34,7 @@ __all__ = [
     "PLE",
     "PNN",
     "RankMixer",
+    "RocketLaunching",
     "STEM",
     "SimpleMultiTask",
     "WideAndDeep",
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from recgrad.models.base import MODELS, Model
     from recgrad.models.build import build_model
     from recgrad.models.dbmtl import DBMTL
+    from recgrad.models.dc2vr import DC2VR
     from recgrad.models.dcn_v1 import DCNV1
     from recgrad.models.dcn_v2 import DCNV2
     from recgrad.models.deepfm import DeepFM
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
     from recgrad.models.ple import PLE
     from recgrad.models.pnn import PNN
     from recgrad.models.rank_mixer import RankMixer
+    from recgrad.models.rocket_launching import RocketLaunching
     from recgrad.models.simple_multi_task import SimpleMultiTask
     from recgrad.models.stem import STEM
     from recgrad.models.wide_and_deep import WideAndDeep
@@ -80,6 +84,7 @@ else:
         {
             "AITM": "recgrad.models.aitm",
             "AutoInt": "recgrad.models.autoint",
+            "DC2VR": "recgrad.models.dc2vr",
             "DBMTL": "recgrad.models.dbmtl",
             "DCNV1": "recgrad.models.dcn_v1",
             "DCNV2": "recgrad.models.dcn_v2",
@@ -103,6 +108,7 @@ else:
             "PEPNet": "recgrad.models.pepnet",
             "PLE": "recgrad.models.ple",
             "PNN": "recgrad.models.pnn",
+            "RocketLaunching": "recgrad.models.rocket_launching",
             "RankMixer": "recgrad.models.rank_mixer",
             "STEM": "recgrad.models.stem",
             "SimpleMultiTask": "recgrad.models.simple_multi_task",

@@ -105,6 +105,11 @@ class Model(nn.Module):
             )
         self._dense_half = _compiled(self.dense_half) if compile else self.dense_half
 
+    @classmethod
+    def tasks_of(cls, task: TaskSpec) -> tuple[TaskSpec, ...]:
+        """What a model without towers predicts, from the losses and metrics of the config; one task here."""
+        return (task,)
+
     def build(self, *args: Any, **params: Any) -> None:
         """Make the layers."""
         raise NotImplementedError

@@ -139,7 +139,7 @@ def build_tasks(
     """The tasks of a config: one for each task tower of the model's message, or one for the model."""
     if _is_multi_task(message):
         return tuple(map(_tower_task, message.task_towers))
-    return (_single_task(config, label_fields, cls),)
+    return cls.tasks_of(_single_task(config, label_fields, cls))
 
 
 def _single_task(config: model_pb2.ModelConfig, label_fields: Sequence[str], cls: type[Model]) -> TaskSpec:

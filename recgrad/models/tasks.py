@@ -24,6 +24,8 @@ class TaskSpec:
         num_class: classes; 1 for a single logit.
         num_logits: width of the output: num_class, or more when a loss needs more.
         weighting: how it weighs its rows and itself.
+        training_only: it helps to train another task: evaluation and prediction leave it out.
+        whole_model: the losses and metrics are the model's, although it has a name.
         retrieval: logits [rows, 1 + negatives] are similarities with the true item in column 0, so
             the label is 0 for every row and `label_name` is not read.
     """
@@ -36,6 +38,8 @@ class TaskSpec:
     num_class: int = 1
     num_logits: int = 1
     weighting: TaskWeighting = field(default_factory=TaskWeighting)
+    training_only: bool = False
+    whole_model: bool = False
     retrieval: bool = False
 
     @property

@@ -59,6 +59,15 @@ class MLP(nn.Sequential):
             width = units
         self.out_features = width
 
+    def layer_outputs(self, x: Tensor) -> list[Tensor]:
+        """The output of every layer; the last is what calling the block gives."""
+        outputs: list[Tensor] = []
+        for name, module in self.named_children():
+            if name.startswith("linear") and name != "linear0":
+                outputs.append(x)
+            x = module(x)
+        return [*outputs, x]
+
     def after_first(self, x: Tensor) -> Tensor:
         """What follows the first linear layer, for callers that compute that layer in a cheaper way."""
         for module in list(self)[1:]:

@@ -54,7 +54,7 @@ class Task(nn.Module):
 
     def losses(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Each term by name, and what is minimised as "total": their sum, or their Pareto sum."""
-        by_head = [dict(head.losses(outputs, batch)) for head in self._heads()]
+        by_head = [dict(head.losses(outputs, batch)) for head in self._heads() if head.is_in(outputs)]
         terms = {name: loss for head in by_head for name, loss in head.items()}
         sums = [torch.stack(list(head.values())).sum() for head in by_head if head]
         total = self._combine(sums, batch.size)
@@ -136,13 +136,18 @@ class Head(nn.Module):
         super().__init__()
         self.spec = spec
         self.weighting = spec.weighting
-        if self.weighting.sample_weight_name is None and not spec.name and sample_weight_fields:
+        of_model = not spec.name or spec.whole_model
+        if self.weighting.sample_weight_name is None and of_model and sample_weight_fields:
             # A model of one task takes the first sample-weight field of the data.
             self.weighting = replace(self.weighting, sample_weight_name=sample_weight_fields[0])
         self.loss_terms = nn.ModuleList(spec.losses)
         self._loss_names = loss_names(spec)
         self.metrics = _named(spec, spec.metrics)
         self.train_metrics = _named(spec, spec.train_metrics)
+
+    def is_in(self, outputs: Outputs) -> bool:
+        """Whether the model gave this head's logits: a head for training alone has none in evaluation."""
+        return not self.spec.training_only or self.spec.logits in outputs
 
     def losses(self, outputs: Outputs, batch: Batch) -> Iterator[tuple[str, Tensor]]:
         """The loss terms of this head, by name, weighted; 0 for a batch of no rows."""
@@ -165,7 +170,9 @@ class Head(nn.Module):
             yield name, value * self.weighting.weight
 
     def predictions(self, outputs: Outputs) -> Iterator[tuple[str, Tensor]]:
-        """The prediction by the name that users see."""
+        """The prediction by the name that users see; none of a head for training alone."""
+        if self.spec.training_only:
+            return
         if self.spec.retrieval:
             # The own item; the other columns are negatives, which only training and metrics need.
             yield f"similarity{self.spec.suffix}", outputs[self.spec.logits][:, 0]

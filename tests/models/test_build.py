@@ -58,6 +58,8 @@ COUNTS = {
     "esmm": 2 * chain(15, 5, 1),
     "aitm": 2 * chain(15, 5, 1) + chain(5, 5) + chain(5, 15),
     "stem": 5 * chain(15, 8, 5) + 2 * chain(30, 5, 5) + 2 * chain(5, 5, 1),
+    "rocket_launching": chain(15, 8) + chain(8, 8, 6, 5, 1) + chain(8, 6, 4, 1),
+    "dc2vr": chain(15, 8, 6) + 2 * chain(6, 6) + 2 * chain(6, 2) + 2 * chain(6, 5, 1) + 20,
     "dssm": chain(5, 8, 5, 4) + chain(8, 5, 4),
     "dssm_v2": chain(5, 8, 5, 4) + chain(8, 5, 4),
 }  # fmt: skip

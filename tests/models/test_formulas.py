@@ -193,7 +193,33 @@ def stem(m, row):
     return np.concatenate(out)
 
 
+def rocket_launching(m, row):
+    shared = mlp(m.share, row["all"])
+    return np.concatenate(
+        [linear(m.light_output, mlp(m.light, shared)), linear(m.booster_output, mlp(m.booster, shared))]
+    )
+
+
+def dc2vr(m, row):
+    x = mlp(m.bottom, row["all"])
+    experts = [expert(m.mixture.experts, e, x) for e in range(2)]
+    ctr, cvr = (
+        sum(w * e for w, e in zip(softmax(expert(m.mixture.gates, t, x)), experts, strict=True))
+        for t in range(2)
+    )
+    first, second = m.towers
+    o, h = mlp(first.mlp, ctr), mlp(second.mlp, cvr)
+    # The columns that Gram and Schmidt give are those of QR, up to signs.
+    bases = []
+    for module in (second.of_own, second.of_source):
+        q, r = np.linalg.qr(array(module.weight))
+        bases.append(q * np.sign(np.diag(r)))
+    corrected = (h @ bases[0] - o @ bases[1]) @ bases[0].T + h
+    return np.concatenate([linear(first.output, o), linear(second.output, corrected)])
+
+
 REFERENCES = [
+    rocket_launching, dc2vr,
     final_mlp, final_net, gdcn, autoint, fibinet, pnn, onn, rank_mixer, eulernet, esmm, aitm, stem,
 ]  # fmt: skip
 
@@ -219,6 +245,104 @@ def test_every_model_has_a_reference():
         "multi_tower_din", "pepnet", "ple", "simple_multi_task", "wide_and_deep", "wukong", "xdeepfm",
     }  # fmt: skip
     assert set(MODELS) == elsewhere | {reference.__name__ for reference in REFERENCES}
+
+
+# --- rocket launching ---
+
+
+@pytest.mark.parametrize("function", ["COSINE", "EUCLID", "INNER_PRODUCT"])
+def test_the_light_network_learns_from_the_booster(function, build, batch, config_of):
+    config = changed(config_of, "rocket_launching", feature_distillation_function=function)
+    model = build(config)
+    outputs = model(batch)
+    losses = model.own_losses(outputs)
+    light, booster = (array(outputs[f"logits_{name}"]) for name in ("light", "booster"))
+    assert losses["hint_l2_loss"].item() == pytest.approx(((light - booster) ** 2).mean(), rel=1e-5)
+    # The first layer of light_mlp is as wide as the second of booster_mlp; the others differ.
+    expected = []
+    rows = rows_of(model, batch)
+    for row in rows:
+        shared = mlp(model.share, row["all"])
+        h, g = mlp(list(model.light)[:2], shared), mlp(list(model.booster)[:4], shared)
+        cosine = h @ g / (np.linalg.norm(h) * np.linalg.norm(g))
+        expected.append(-0.1 * cosine / len(rows) if function == "COSINE" else ((h - g) ** 2).sum())
+    total = sum(expected) if function == "COSINE" else math.sqrt(sum(expected))
+    assert losses["feature_distillation"].item() == pytest.approx(total, rel=1e-5)
+    sum(losses.values()).backward()
+    taught = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None}
+    assert taught == {"light", "light_output"}
+
+
+def test_evaluation_has_the_light_network_alone(build, batch):
+    from recgrad.training.task import Task
+
+    model = build("rocket_launching")
+    task = Task(model)
+    trained = task.losses(task(batch), batch)
+    names = [f"binary_cross_entropy_{name}" for name in ("light", "booster")]
+    assert list(trained) == [*names, "hint_l2_loss", "feature_distillation", "total"]
+    task.update_train_metrics(task(batch), batch)
+    assert sorted(task.train_metrics()) == ["auc_booster", "auc_light"]
+    task.eval()
+    outputs = task(batch)
+    assert list(outputs) == ["logits_light"]
+    assert list(task.losses(outputs, batch)) == [names[0], "total"]
+    assert list(task.predictions(outputs)) == ["probs_light"]
+    task.update_metrics(outputs, batch)
+    assert list(task.compute_metrics()) == ["auc_light"]
+
+
+def test_distillation_of_features_needs_layers_of_equal_width(build, config_of):
+    config = config_of("rocket_launching")
+    config.rocket_launching.light_mlp.hidden_units[:] = [3]
+    with pytest.raises(Exception, match=r"needs a width that both MLPs have, got light_mlp \[3\]"):
+        build(config)
+    config.rocket_launching.feature_based_distillation = False
+    assert build(config).pairs == []
+
+
+# --- dc2vr ---
+
+
+def test_bases_are_orthonormal_whatever_was_learned(build, batch):
+    model = build("dc2vr")
+    with torch.no_grad():
+        for basis in (model.towers[1].of_own, model.towers[1].of_source):
+            basis.weight.copy_(torch.randn(basis.weight.shape) * 5 + 3)
+            q = basis()
+            torch.testing.assert_close(q.T @ q, torch.eye(2, dtype=torch.float64))
+
+
+def test_gradients_do_not_go_back_to_the_tower_before(build, batch):
+    model = build("dc2vr")
+    model(batch)["logits_cvr"].sum().backward()
+    assert all(p.grad is None for p in model.towers[0].parameters())
+    assert all(p.grad.any() for p in model.towers[1].parameters())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (
+            "low_rank_dim",
+            None,
+            "low_rank_dim and intervention_tower_names of 'cvr' go together; low_rank_dim",
+        ),
+        ("intervention_tower_names", None, "intervention_tower_names is missing"),
+        ("intervention_tower_names", ["cvr"], "must be towers before it, got 'cvr'"),
+        ("low_rank_dim", 5, "low_rank_dim must be at least 1 and below 5, got 5"),
+    ],
+)
+def test_refusals_of_dc2vr(field, value, message, build, config_of):
+    config = config_of("dc2vr")
+    tower = config.dc2vr.task_towers[1]
+    tower.ClearField(field)
+    if isinstance(value, list):
+        getattr(tower, field).extend(value)
+    elif value:
+        setattr(tower, field, value)
+    with pytest.raises(Exception, match=message):
+        build(config)
 
 
 # --- the other settings ---

@@ -263,6 +263,7 @@ class InterventionTaskTower(message.Message):
     weight: builtins.float
     """Factor of the task's loss."""
     low_rank_dim: builtins.int
+    """Width of the correction; a tower without it is not corrected."""
     dropout_ratio: builtins.float
     task_space_indicator_label: builtins.str
     """Rows where this label is above 0 are in the task's space."""
