@@ -47,9 +47,7 @@ def inputs(rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     return query, sequence.requires_grad_(), torch.full((rows,), length)
 
 
-def step(
-    encoder: SequenceEncoder, query: torch.Tensor, sequence: torch.Tensor, lengths: torch.Tensor
-) -> None:
+def step(encoder: SequenceEncoder, *given: torch.Tensor) -> None:
     """A forward and a backward pass."""
     given[1].grad = None
     encoder(*given).sum().backward()

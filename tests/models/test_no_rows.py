@@ -230,6 +230,10 @@ def test_sequence_encoders(name, params, mode):
 LOSS_TEXTS = {
     "binary_cross_entropy": "binary_cross_entropy { label_smoothing: 0.1 }",
     "binary_focal_loss": "binary_focal_loss {}",
+    "bpr_loss": "bpr_loss {}",
+    "cosine_contrastive_loss": "cosine_contrastive_loss {}",
+    "full_softmax": "full_softmax {}",
+    "gbce_loss": "gbce_loss { num_items: 9 }",
     "jrc_loss": "jrc_loss { session_name: 'user' }",
     "l2_loss": "l2_loss {}",
     "softmax_cross_entropy": "softmax_cross_entropy { label_smoothing: 0.1 }",
