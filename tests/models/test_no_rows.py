@@ -237,10 +237,6 @@ LOSS_TEXTS = {
     "jrc_loss": "jrc_loss { session_name: 'user' }",
     "l2_loss": "l2_loss {}",
     "softmax_cross_entropy": "softmax_cross_entropy { label_smoothing: 0.1 }",
-    "bpr_loss": "bpr_loss {}",
-    "cosine_contrastive_loss": "cosine_contrastive_loss {}",
-    "gbce_loss": "gbce_loss { num_items: 9 }",
-    "full_softmax": "full_softmax {}",
 }
 
 
