@@ -51,7 +51,8 @@ from train import criteo_config
 
 from recgrad.config import PipelineConfig
 from recgrad.data.batch import Batch, KeyedJagged
-from recgrad.embedding.sharded.inputs import ids_per_key
+from recgrad.embedding.sharded.ids import ids_per_key
+from recgrad.models.batch_ids import PreparedBatch
 from recgrad.synth import write_synth
 from recgrad.training.processes import Environment, Processes
 from recgrad.training.runtime import set_up_process
@@ -136,15 +137,17 @@ def in_turn(steps: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, l
 class AheadRun(Run):
     """A training that sends the ids of the next batch before backward."""
 
+    ids: PreparedBatch | None = None
+
     def train_ahead(self, batch: Batch, after: Batch | None) -> float:
         """`Run.train`, and the ids of the batch after."""
         task, updater = self.training.task, self.training.updater
-        losses = task.losses(task(batch), batch)
+        losses = task.losses(task(batch, self.ids), batch)
         values = {name: float(loss.detach()) for name, loss in losses.items()}
-        prepared = None if after is None else task.model.prepare(after)
+        self.ids = None if after is None else task.model.prepare(after)
         shared = share_losses(self.processes, self.stop, batch.size, values)
-        if prepared is not None:
-            task.model.send(prepared)
+        if self.ids is not None:
+            self.ids.send()
         updater.backward(losses["total"] if shared.share == 1 else losses["total"] * shared.share)
         updater.step()
         return shared.losses["total"]

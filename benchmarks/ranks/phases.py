@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from ranks.run import BATCH, BATCHES, RANKS, Run
 
-from recgrad.embedding.sharded.exchange import Exchange
+from recgrad.embedding.sharded.ids import Exchange
 from recgrad.training.runtime import set_threads
 from recgrad.training.synchronize import share_losses
 

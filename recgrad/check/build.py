@@ -29,6 +29,7 @@ from recgrad.data.features.build import features_of
 from recgrad.data.loader_settings import resolve_settings
 from recgrad.data.samplers.sampler import SAMPLERS
 from recgrad.embedding.build import build_sparse_optimizer
+from recgrad.embedding.engine import EmbeddingEngine
 from recgrad.errors import Problem
 from recgrad.losses import build_loss
 from recgrad.metrics import build_metric, build_train_metric
@@ -184,7 +185,7 @@ class _Builder:
             (name, nn.Parameter(torch.empty(p.shape, dtype=p.dtype), requires_grad=p.requires_grad))
             for name, p in model.dense_named_parameters()
         ]
-        engine: Any = model.engine
+        engine = model.engine
         dense = self.attempt(
             f"{where}.dense_optimizer",
             lambda: build_dense_optimizers(named, train.dense_optimizer, roles=parameter_roles(model)),
@@ -229,7 +230,7 @@ def _heads(model: Any) -> Iterator[tuple[str, Any]]:
         yield f"model_config.{name}.task_towers[{i}]", tower
 
 
-def _engine(*args: Any, **kwargs: Any) -> nn.Module:
+def _engine(*args: Any, **kwargs: Any) -> EmbeddingEngine:
     """The local engine, whose tables have no rows yet."""
     from recgrad.embedding.local.engine import LocalEngine
 

@@ -13,6 +13,7 @@ from recgrad.config.messages import chosen, to_kwargs
 from recgrad.config.patterns import assign_by_pattern
 from recgrad.errors import ConfigError, Problem
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, Combined, SparseOptimizer
+from recgrad.optim.sparse.tables import SparseEngine, SparseTable
 
 _WHERE = "train_config.sparse_optimizer"
 
@@ -45,7 +46,7 @@ class _Section:
     where: str
     tables: tuple[str, ...]
 
-    def build(self, tables: Sequence[Any]) -> SparseOptimizer:
+    def build(self, tables: Sequence[SparseTable]) -> SparseOptimizer:
         try:
             built: Any = self.kind
             optimizer: SparseOptimizer = built(
@@ -56,7 +57,7 @@ class _Section:
         return optimizer
 
 
-def build_sparse_optimizer(engine: Any, config: Message) -> SparseOptimizer:
+def build_sparse_optimizer(engine: SparseEngine, config: Message) -> SparseOptimizer:
     """The optimizer of a `SparseOptimizer` message over the engine's tables.
 
     Each of `part_optimizers` takes the tables whose whole name its pattern matches and that no

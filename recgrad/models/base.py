@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from recgrad.data.batch import Batch
 from recgrad.data.features.spec import FeatureSpec
+from recgrad.embedding.engine import EmbeddingEngine, EngineMaker
 from recgrad.errors import ConfigError
+from recgrad.models.batch_ids import PreparedBatch
 from recgrad.models.feature_groups import FeatureGroups
 from recgrad.models.group_plan import FeatureGroup
 from recgrad.models.inputs import Inputs, Parts
@@ -67,7 +69,7 @@ class Model(nn.Module):
     """How the vectors of two towers are compared; COSINE means that they are normalised."""
 
     groups: FeatureGroups
-    engine: nn.Module | None
+    engine: EmbeddingEngine | None
     tasks: tuple[TaskSpec, ...]
 
     def __init__(
@@ -81,7 +83,7 @@ class Model(nn.Module):
         wide_init_fn: str | None = None,
         variational_dropout: Mapping[str, Any] | None = None,
         compile: bool = False,
-        engine: Callable[..., nn.Module] | None = None,
+        engine: EngineMaker | None = None,
         **params: Any,
     ) -> None:
         super().__init__()
@@ -118,9 +120,15 @@ class Model(nn.Module):
         """The logits of each task, from the groups' inputs."""
         raise NotImplementedError
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The logits of each task; with variational dropout also "regularization", to add to the loss."""
-        return self._dense_half(self.groups.gather(batch, self.engine))
+    def forward(self, batch: Batch, ids: PreparedBatch | None = None) -> dict[str, Tensor]:
+        """The logits of each task; with variational dropout also "regularization", to add to the loss.
+
+        Args:
+            batch: rows, on the host.
+            ids: what `prepare` gave for the batch, if it was asked before.
+        """
+        prepared = None if ids is None else ids.ids
+        return self._dense_half(self.groups.gather(batch, self.engine, ids=prepared))
 
     @property
     def tower_groups(self) -> dict[str, tuple[str, ...]]:
@@ -135,22 +143,9 @@ class Model(nn.Module):
         """
         raise NotImplementedError
 
-    @property
-    def sends_ahead(self) -> bool:
-        """Whether ids can be sent to other ranks before the forward pass that looks them up."""
-        return bool(getattr(self.engine, "sends_ahead", False))
-
-    def prepare(self, batch: Batch) -> list[tuple[Batch, Any]]:
-        """The ids of a batch, checked, for `send`. Other ranks are not asked."""
-        return self.groups.ids.prepare(batch, self.engine)
-
-    def send(self, prepared: Sequence[tuple[Batch, Any]]) -> None:
-        """Begin to send ids, on all ranks; the next forward pass of this very batch takes them from there."""
-        self.groups.ids.send(prepared, self.engine)
-
-    def drop_sent(self) -> None:
-        """Let go of ids that were sent ahead and that no forward pass will take, on all ranks."""
-        self.groups.ids.drop_sent()
+    def prepare(self, batch: Batch) -> PreparedBatch | None:
+        """The ids of a batch, for `forward`, on their way; other ranks are not asked. None without ids."""
+        return None if self.engine is None else self.groups.ids.prepare(batch, self.engine)
 
     def dense_half(self, parts: Parts) -> dict[str, Tensor]:
         """All that follows the embedding lookup: a function of tensors alone."""
@@ -201,8 +196,7 @@ class Model(nn.Module):
     def memory(self) -> dict[str, int]:
         """Bytes of "dense" weights and of "tables"; `engine.memory()` has them table by table."""
         dense = sum(p.numel() * p.element_size() for _, p in self.dense_named_parameters())
-        engine: Any = self.engine
-        tables = () if engine is None else engine.memory()
+        tables = [] if self.engine is None else self.engine.memory()
         return {"dense": dense, "tables": sum(table.total_bytes for table in tables)}
 
 
@@ -228,11 +222,10 @@ def only_group(model: Model) -> str:
     return groups[0]
 
 
-def _local_engine(*args: Any, **kwargs: Any) -> nn.Module:
+def _local_engine(*args: Any, **kwargs: Any) -> EmbeddingEngine:
     from recgrad.embedding.local.engine import LocalEngine
 
-    engine: nn.Module = LocalEngine(*args, **kwargs)
-    return engine
+    return LocalEngine(*args, **kwargs)
 
 
 def _variational(groups: FeatureGroups, settings: Mapping[str, Any] | None) -> dict[str, nn.Module]:

@@ -3,60 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from recgrad.data.batch import Batch, KeyedJagged
+from recgrad.embedding.engine import EmbeddedIds, EmbeddingEngine, PreparedIds
 
 
-class EmbeddedIds(Protocol):
-    """What an embedding engine returns."""
+@dataclass(frozen=True)
+class PreparedBatch:
+    """The ids of a batch, and of its negatives where it has some, on their way into an engine."""
 
-    def pooled(self, names: Sequence[str]) -> Tensor:
-        """[rows, sum of widths] of these lookups."""
+    ids: PreparedIds
+    negatives: PreparedIds | None = None
 
-    def sequence(self, name: str) -> Tensor:
-        """[positions, width] of this lookup."""
+    def send(self) -> None:
+        """Begin to send them to other ranks, which all are to do."""
+        self.ids.send()
+        if self.negatives is not None:
+            self.negatives.send()
+
+    def arrive(self) -> None:
+        """Wait for what was sent and will not be looked up."""
+        self.ids.arrive()
+        if self.negatives is not None:
+            self.negatives.arrive()
 
 
+@dataclass(frozen=True)
 class BatchIds:
-    """Hands the ids of batches to an engine, which may have been sent to other ranks before.
+    """Which ids of a batch an engine takes, in which order.
 
-    Args:
+    Attributes:
         keys: row features with ids, as the engine knows them.
         sequence_keys: sequence features with ids.
     """
 
-    def __init__(self, keys: tuple[str, ...], sequence_keys: tuple[str, ...]) -> None:
-        self.keys = keys
-        self.sequence_keys = sequence_keys
-        # By the identity of its batch, which is kept with it so that no other can take its place.
-        self._sent: dict[int, tuple[Batch, Any]] = {}
+    keys: tuple[str, ...]
+    sequence_keys: tuple[str, ...]
 
-    def look_up(self, batch: Batch, engine: Any, device: torch.device) -> EmbeddedIds:
-        """The embeddings of a batch's ids, on `device`; ids that were sent are taken from there."""
-        _, sent = self._sent.pop(id(batch), (batch, None))
-        return _Once(engine(*self._aligned(batch)) if sent is None else engine(sent), device)
+    def prepare(self, batch: Batch, engine: EmbeddingEngine) -> PreparedBatch:
+        """The ids of a batch and of its negatives. Other ranks are not asked."""
+        negatives = None if batch.negatives is None else engine.prepare(*self._aligned(batch.negatives))
+        return PreparedBatch(engine.prepare(*self._aligned(batch)), negatives)
 
-    def prepare(self, batch: Batch, engine: Any) -> list[tuple[Batch, Any]]:
-        """The ids of a batch and of its negatives, checked, for `send`. Other ranks are not asked."""
-        batches = [batch] if batch.negatives is None else [batch, batch.negatives]
-        return [(one, engine.prepare(*self._aligned(one))) for one in batches]
-
-    def send(self, prepared: Sequence[tuple[Batch, Any]], engine: Any) -> None:
-        """Send the ids of a batch to other ranks; the next `look_up` of the batch takes them from there."""
-        for _, ids in prepared:
-            engine.send(ids)
-        self._sent = {id(batch): (batch, ids) for batch, ids in prepared}
-
-    def drop_sent(self) -> None:
-        """Await what was sent ahead and is not needed, so that no rank leaves while others still receive."""
-        for _, ids in self._sent.values():
-            ids.arrive()
-        self._sent = {}
+    def look_up(
+        self, batch: Batch, engine: EmbeddingEngine, device: torch.device, ids: PreparedIds | None = None
+    ) -> EmbeddedIds:
+        """The embeddings of a batch's ids, on `device`; `ids` if they are on their way already."""
+        return _Once(engine(*self._aligned(batch)) if ids is None else ids.look_up(), device)
 
     def _aligned(self, batch: Batch) -> tuple[KeyedJagged, KeyedJagged | None]:
         ids = align(batch.sparse, self.keys, batch.size)
@@ -68,7 +66,7 @@ class BatchIds:
         return ids, align(sequences, self.sequence_keys, 0)
 
 
-class _Once:
+class _Once(EmbeddedIds):
     """An engine's output on a device; it hands out the same columns once, so that they have one gradient."""
 
     def __init__(self, embedded: EmbeddedIds, device: torch.device) -> None:

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from recgrad.config.messages import chosen, struct_to_dict, to_kwargs
 from recgrad.config.proto import model_pb2
 from recgrad.data.features.spec import FeatureSpec
+from recgrad.embedding.engine import EngineMaker
 from recgrad.errors import ConfigError, Problem
 from recgrad.losses import Loss, build_loss
 from recgrad.losses.weighting import TaskWeighting
@@ -31,7 +32,7 @@ def build_model(
     *,
     seed: int = 0,
     label_fields: Sequence[str] = (),
-    engine: Any = None,
+    engine: EngineMaker | None = None,
 ) -> Model:
     """The model that a config describes, with weights drawn from `seed`.
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from recgrad.data.batch import Batch
 from recgrad.models.base import MODELS
+from recgrad.models.batch_ids import PreparedBatch
 from recgrad.models.inputs import Parts
 from recgrad.models.two_towers import TwoTowers
 from recgrad.nn.mlp import MLP
@@ -101,10 +102,11 @@ class DSSM(TwoTowers):
         inputs, _ = self.dropped(self.groups(parts))
         return self.normed(tower(inputs[group]))
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, ids: PreparedBatch | None = None) -> dict[str, Tensor]:
         """Similarities as "logits" [rows, 1 + negatives], the row's own item first."""
-        parts = self.groups.gather(batch, self.engine, [self.user_group, self.item_group])
-        return self._dense_half(self.gather_items(batch, parts, [self.item_group]))
+        own, negatives = (None, None) if ids is None else (ids.ids, ids.negatives)
+        parts = self.groups.gather(batch, self.engine, [self.user_group, self.item_group], ids=own)
+        return self._dense_half(self.gather_items(batch, parts, [self.item_group], negatives))
 
     def dense_half(self, parts: Parts) -> dict[str, Tensor]:
         """Both towers and the similarities."""

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from recgrad.data.batch import Batch
 from recgrad.data.features.spec import FeatureSpec, Kind
+from recgrad.embedding.engine import EmbeddedIds, EmbeddingEngine, PreparedIds
 from recgrad.errors import ConfigError, DataError, Problem
-from recgrad.models.batch_ids import BatchIds, EmbeddedIds
+from recgrad.models.batch_ids import BatchIds
 from recgrad.models.dense_columns import DenseColumns
 from recgrad.models.dense_embeddings import DenseEmbeddings
 from recgrad.models.group_plan import (
@@ -161,17 +162,25 @@ class FeatureGroups(nn.Module):
         assert isinstance(modules, nn.ModuleList)
         return list(zip(self.plan.encoders[group], modules, strict=True))  # type: ignore[arg-type]
 
-    def gather(self, batch: Batch, engine: nn.Module | None, groups: Sequence[str] | None = None) -> Parts:
+    def gather(
+        self,
+        batch: Batch,
+        engine: EmbeddingEngine | None,
+        groups: Sequence[str] | None = None,
+        *,
+        ids: PreparedIds | None = None,
+    ) -> Parts:
         """The parts of every group (or of `groups`), as slices of the batch and of the engine's output.
 
-        They are where this module is; the batch and its ids are on the host.
+        They are where this module is; the batch and its ids are on the host. `ids` are those of the batch, if
+        they are on their way already.
         """
         wanted = self.plan.rows if groups is None else [g for g in groups if g in self.plan.rows]
         inputs = {encoder.input for group in wanted for encoder in self.plan.encoders[group]}
         names = [s for s in self.plan.sequences if groups is None or s in inputs or s in groups]
         for name in names:
             self._check_lengths(name, self.plan.sequences[name].sequence.features, batch)
-        embedded = None if engine is None else self.ids.look_up(batch, engine, self.device)
+        embedded = None if engine is None else self.ids.look_up(batch, engine, self.device, ids)
         batch = batch.with_inputs_on(self.device)
         rows = {group: self.plan.rows[group] for group in wanted}
         sequences = {name: self.plan.sequences[name] for name in names}

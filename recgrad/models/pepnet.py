@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from recgrad.data.batch import Batch
 from recgrad.errors import ConfigError, DataError
 from recgrad.models.base import MODELS
+from recgrad.models.batch_ids import PreparedBatch
 from recgrad.models.inputs import Inputs
 from recgrad.models.multi_task import MultiTask, TaskTower
 from recgrad.nn.gate import EmbeddingGate, GatedMLP
@@ -97,9 +98,9 @@ class PEPNet(MultiTask):
         if domain is None and domains != 1:
             raise ConfigError("model_config.pepnet.task_domain_num: needs a domain_input_name")
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, ids: PreparedBatch | None = None) -> dict[str, Tensor]:
         """The logits of each task."""
-        outputs = super().forward(batch)
+        outputs = super().forward(batch, ids)
         if self.domain_input_name is None or self.domain_input_name not in batch.labels:
             return outputs
         domain = batch.labels[self.domain_input_name].long()

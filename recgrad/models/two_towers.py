@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recgrad.data.batch import Batch, Comparison
+from recgrad.embedding.engine import PreparedIds
 from recgrad.errors import DataError
 from recgrad.models.base import Model
 from recgrad.models.inputs import Parts
@@ -84,8 +85,10 @@ class TwoTowers(Model):
         """Vectors of length 1 for COSINE, as they are otherwise."""
         return F.normalize(x, dim=-1) if self.similarity == "COSINE" else x
 
-    def gather_items(self, batch: Batch, parts: Parts, item_groups: list[str]) -> Parts:
-        """The parts with those of the batch's negatives."""
+    def gather_items(
+        self, batch: Batch, parts: Parts, item_groups: list[str], ids: PreparedIds | None = None
+    ) -> Parts:
+        """The parts with those of the batch's negatives; `ids` are theirs, if they are on their way."""
         if batch.negatives is not None and self.in_batch_negative:
             raise DataError(
                 "data: the batch has sampled negatives but in_batch_negative is true; remove one of the two"
@@ -93,7 +96,7 @@ class TwoTowers(Model):
         comparison = batch.with_inputs_on(self.groups.device).comparison
         if batch.negatives is None:
             return replace(parts, comparison=comparison)
-        negatives = self.groups.gather(batch.negatives, self.engine, item_groups)
+        negatives = self.groups.gather(batch.negatives, self.engine, item_groups, ids=ids)
         return replace(parts, negatives=negatives, comparison=comparison)
 
     def compare(

@@ -15,6 +15,7 @@ from recgrad.data.features.base import Feature
 from recgrad.data.features.build import features_of
 from recgrad.data.loader import Loader, build_loader
 from recgrad.embedding.build import build_sparse_optimizer
+from recgrad.embedding.engine import EngineMaker
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import RecgradError
 from recgrad.models.build import build_model
@@ -64,7 +65,9 @@ class Training:
     batch_norm: ReestimatedBatchNorm = field(default_factory=ReestimatedBatchNorm)
 
 
-def build_task(config: PipelineConfig, features: Sequence[Feature], engine: Any = None) -> Task:
+def build_task(
+    config: PipelineConfig, features: Sequence[Feature], engine: EngineMaker | None = None
+) -> Task:
     """The model with its losses and metrics; `engine` makes its embedding engine, the local one if None."""
     model = build_model(
         config.model_config,
@@ -86,7 +89,7 @@ def build_training(config: PipelineConfig, processes: Processes | None = None) -
     settings = config.train_config
     task = build_task(config, features, sharded_engine(config, features, processes))
     task.place(processes.device)
-    engine: Any = task.model.engine
+    engine = task.model.engine
     sparse = None if engine is None else build_sparse_optimizer(engine, settings.sparse_optimizer)
     summaries = set(settings.tensorboard_summaries) if settings.use_tensorboard else set()
     several = processes.world_size > 1
@@ -137,12 +140,14 @@ def uses_ema(config: PipelineConfig, *, exporting: bool = False) -> bool:
     return True
 
 
-def sharded_engine(config: PipelineConfig, features: Sequence[Feature], processes: Processes) -> Any:
+def sharded_engine(
+    config: PipelineConfig, features: Sequence[Feature], processes: Processes
+) -> EngineMaker | None:
     """What makes the engine of several ranks; None for one process, which has the local one."""
     if not processes.distributed:
         return None
     try:
-        from recgrad.embedding.sharded.quiet import quiet
+        from recgrad.embedding.sharded import quiet
 
         with quiet():
             from recgrad.embedding.sharded.engine import ShardedEngine

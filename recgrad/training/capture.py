@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from recgrad.data.position import join_positions
+from recgrad.embedding.engine import EmbeddingEngine
 from recgrad.errors import CheckpointError
 from recgrad.optim.sparse import SparseOptimizer
 from recgrad.training.assembly import Training
@@ -59,10 +60,10 @@ def capture(training: Training, state: TrainState) -> Snapshot:
     return Snapshot(state.step, {**_owned(tree), "model": evaluated}, tables, conditions)
 
 
-def capture_tables(engine: Any, optimizer: SparseOptimizer | None) -> list[TableRows]:
+def capture_tables(engine: EmbeddingEngine | None, optimizer: SparseOptimizer | None) -> list[TableRows]:
     """The touched rows of every table that this rank has to save, with their optimizer state."""
     tables = []
-    for table in () if engine is None else engine.tables.values():
+    for table in [] if engine is None else engine.tables.values():
         spec = table.spec
         learns = optimizer is not None and spec.name in optimizer.tables  # frozen tables do not
         for part in table.parts():
@@ -164,7 +165,7 @@ def _misfit(snapshot: Snapshot, error: str, remedy: str = _TRAIN) -> CheckpointE
     )
 
 
-def _check_tables(snapshot: Snapshot, engine: Any, remedy: str = _TRAIN) -> None:
+def _check_tables(snapshot: Snapshot, engine: EmbeddingEngine | None, remedy: str = _TRAIN) -> None:
     """Refuse other tables, and tables of another size: their ids may mean something else now."""
     tables = {} if engine is None else engine.tables
     there = {saved.name for saved in snapshot.tables}
@@ -182,7 +183,9 @@ def _check_tables(snapshot: Snapshot, engine: Any, remedy: str = _TRAIN) -> None
             raise _misfit(snapshot, f"table '{saved.name}': {problem}", _SAME_HASH)
 
 
-def restore_tables(snapshot: Snapshot, engine: Any, optimizer: SparseOptimizer | None) -> None:
+def restore_tables(
+    snapshot: Snapshot, engine: EmbeddingEngine | None, optimizer: SparseOptimizer | None
+) -> None:
     """The rows of every table, and their optimizer state when there is an optimizer."""
     if engine is None:
         return

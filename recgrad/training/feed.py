@@ -1,15 +1,38 @@
-"""The batches of an epoch, one of which may be read ahead."""
+"""The batches of an epoch, with their ids; of several ranks, the ids of the next batch are sent ahead.
+
+rank 0  forward ─▶ losses ─┬─ share ─▶ backward, update ─▶ forward of the next batch
+        read, prepare next ┘    └─ send its ids ═══════════▶ take them
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import NamedTuple
 
 from recgrad.data.batch import Batch
 from recgrad.data.loader import Loader, Position
+from recgrad.models.base import Model
+from recgrad.models.batch_ids import PreparedBatch
 from recgrad.training.processes import Processes
 from recgrad.training.signals import StopRequest
+from recgrad.training.synchronize import Shared, share_losses
+
+
+class Fed(NamedTuple):
+    """A batch to train on.
+
+    Attributes:
+        batch: its rows.
+        ids: of the batch, on their way already; None where the model is to prepare them.
+        position: of the loader after it.
+    """
+
+    batch: Batch
+    ids: PreparedBatch | None
+    position: str
 
 
 @dataclass
@@ -19,22 +42,25 @@ class _Drawn:
     batch: Batch | None
     position: str
     error: Exception | None = None
-    prepared: Any = None
+    ids: PreparedBatch | None = None
+    sent: bool = False
 
 
 class Feed:
     """A rank's batches with the positions after them, and batches of no rows while other ranks have some.
 
-    A batch that was read ahead counts as consumed only when it is taken, and what went wrong in
-    reading it is raised then. All ranks look ahead at the same places, and learn of each other by `flags`
-    and `agree` whether all of them were able to.
+    Where the engine sends ahead, the next batch is read in `share`, and its ids travel to other ranks while
+    this batch's backward pass computes. A batch that was read ahead counts as consumed only when it is taken,
+    and what went wrong in reading it is raised then.
 
     Args:
         loader: of this rank.
         epoch, position: where to begin.
+        model: prepares the ids.
         processes: all ranks.
         stop: signals are agreed on where ranks ask each other for batches.
         ask: whether ranks may differ in the number of batches; else none is asked.
+        reading: is entered whenever a batch is waited for.
     """
 
     def __init__(
@@ -43,74 +69,107 @@ class Feed:
         epoch: int,
         position: Position | None,
         *,
+        model: Model,
         processes: Processes,
         stop: StopRequest,
         ask: bool,
+        reading: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._loader = loader
         self._batches: Iterator[Batch] = loader.epoch(epoch, position)
+        self._model = model
+        self._sends_ahead = model.engine is not None and model.engine.sends_ahead
         self._processes = processes
         self._stop = stop
         self._ask = ask and processes.distributed
+        self._reading = reading
         self._ahead: _Drawn | None = None
         self._having: float | None = None  # ranks that have the batch ahead, once they have agreed
-        self.ready = False
-        """Whether a batch was read ahead on all ranks, so that its ids can be sent."""
 
-    def take(self) -> tuple[Batch, str] | None:
-        """The next batch and the position after it; None at the end of the epoch on all ranks."""
-        drawn, having = self._ahead or self._draw(), self._having
-        self._ahead, self._having, self.ready = None, None, False
-        if drawn.error is not None:
-            raise drawn.error
-        batch = drawn.batch
-        if self._ask:
-            if having is None:
-                having, *signals = self._processes.sum([float(batch is not None), *self._stop.flags()])
-                self._stop.agree(signals)
-            batch = self._or_empty(batch) if having else None
-        return None if batch is None else (batch, drawn.position)
+    def __iter__(self) -> Iterator[Fed]:
+        """All batches to the end of the epoch on all ranks."""
+        while (fed := self.take()) is not None:
+            yield fed
 
-    def look_ahead(self) -> None:
-        """Read the next batch."""
+    def take(self) -> Fed | None:
+        """The next batch; None at the end of the epoch on all ranks."""
+        with self._reading():
+            drawn, having = self._ahead or self._draw(), self._having
+            self._ahead, self._having = None, None
+            if drawn.error is not None:
+                raise drawn.error
+            batch = drawn.batch
+            if self._ask:
+                if having is None:
+                    having, *signals = self._processes.sum([float(batch is not None), *self._stop.flags()])
+                    self._stop.agree(signals)
+                batch = self._or_empty(batch) if having else None
+            return None if batch is None else Fed(batch, drawn.ids, drawn.position)
+
+    def share(self, rows: int, losses: Mapping[str, float], *, last: bool) -> Shared:
+        """What all ranks have of this micro-batch; the ids of the next one are sent, if all ranks have one.
+
+        Args:
+            rows: of this rank's micro-batch.
+            losses: its loss terms.
+            last: no further batch will be taken.
+        """
+        if self._sends_ahead and not last:
+            self._look_ahead()
+        shared = share_losses(self._processes, self._stop, rows, losses, self._flags())
+        if self._agree(shared) and not shared.broken and self._stop.signal is None:
+            self._send()
+        return shared
+
+    def _look_ahead(self) -> None:
+        """Read and prepare the next batch; an error in it is raised when it is taken."""
         try:
-            self._ahead = self._draw()
-        except Exception as error:  # of the batch after this one: it is raised when that is taken
+            with self._reading():
+                self._ahead = drawn = self._draw()
+            if drawn.batch is not None:
+                drawn.ids = self._model.prepare(drawn.batch)
+        except Exception as error:
             self._ahead = _Drawn(None, "", error)
 
-    def prepare(self, prepare: Callable[[Batch], Any]) -> None:
-        """Have the batch ahead prepared; an error of that is one of the batch."""
-        drawn = self._ahead
-        if drawn is not None and drawn.batch is not None:
-            try:
-                drawn.prepared = prepare(drawn.batch)
-            except Exception as error:  # raised when the batch is taken
-                drawn.error = error
-
-    def prepared(self, prepare: Callable[[Batch], Any]) -> Any:
-        """What `prepare` gave for the batch ahead; of one of no rows where this rank has none."""
-        assert self._ahead is not None
-        if self._ahead.batch is None:
-            self._ahead.batch = self._or_empty(None)
-            self._ahead.prepared = prepare(self._ahead.batch)
-        return self._ahead.prepared
-
-    def flags(self) -> list[float]:
+    def _flags(self) -> tuple[float, ...]:
         """Whether this rank has a batch ahead, or an error in its place; and whether it has an error."""
+        if not self._sends_ahead:
+            return ()
         drawn = self._ahead or _Drawn(None, "")
-        return [float(drawn.batch is not None or drawn.error is not None), float(drawn.error is not None)]
+        return float(drawn.batch is not None or drawn.error is not None), float(drawn.error is not None)
 
-    def agree(self, sums: Sequence[float]) -> None:
-        """Take over what all ranks have ahead, by the sums of their flags."""
+    def _agree(self, shared: Shared) -> bool:
+        """Whether a batch was read ahead on all ranks, so that its ids can be sent."""
         if self._ahead is None:
-            return
-        self._having, failed = sums
+            return False
+        self._having, failed = shared.flags
         everyone = self._having == self._processes.world_size
-        self.ready = not failed and (everyone or (self._ask and self._having > 0))
+        return not failed and (everyone or (self._ask and self._having > 0))
 
-    def close(self) -> None:
-        """End the threads that read."""
-        self._ahead = None
+    def _send(self) -> None:
+        """Send the ids of the batch ahead; of one of no rows where this rank has none."""
+        drawn = self._ahead
+        assert drawn is not None
+        if drawn.batch is None:
+            drawn.batch = self._or_empty(None)
+            drawn.ids = self._model.prepare(drawn.batch)
+        assert drawn.ids is not None
+        drawn.ids.send()
+        drawn.sent = True
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the threads that read; ids that were sent and are not needed are awaited first.
+
+        Otherwise a rank could leave while others still receive. After an error there may be no others.
+        """
+        drawn, self._ahead = self._ahead, None
+        if error is None and drawn is not None and drawn.sent and drawn.ids is not None:
+            drawn.ids.arrive()
         close = getattr(self._batches, "close", None)
         if close is not None:
             close()

@@ -368,14 +368,13 @@ def _starting_state(
         return state
     source = config.train_config.fine_tune_checkpoint
     if source:
-        engine: Any = training.task.model.engine
         processes = training.processes
         path = processes.on_main(lambda: _checked_checkpoint(source, processes.doing))
         param_map = config.train_config.fine_tune_ckpt_param_map
         report = restore(
             read_checkpoint(path, verify=False),
             model=training.task.model,
-            engine=engine,
+            engine=training.task.model.engine,
             sparse_optimizer=training.sparse_optimizer,
             updater=training.updater,
             param_map=Path(param_map) if param_map else None,

@@ -15,7 +15,6 @@ from recgrad.data.batch import Batch
 from recgrad.data.loader import Loader
 from recgrad.optim.roles import batch_norms
 from recgrad.training.dense_state import is_dense
-from recgrad.training.feed import Feed
 from recgrad.training.processes import Processes
 from recgrad.training.signals import StopRequest
 
@@ -30,12 +29,14 @@ class Shared:
             over all rows.
         losses: the terms, as means over all rows.
         broken: ranks whose loss is not finite.
+        flags: the sums of the ranks' flags.
     """
 
     rows: int
     share: float
     losses: Mapping[str, float]
     broken: int
+    flags: tuple[float, ...] = ()
 
 
 def share_losses(
@@ -43,27 +44,25 @@ def share_losses(
     stop: StopRequest,
     rows: int,
     losses: Mapping[str, float],
-    feed: Feed | None = None,
+    flags: Sequence[float] = (),
 ) -> Shared:
-    """Exchange rows, losses, signals, and who has a further batch.
+    """Exchange rows, losses, signals, and flags of one's own.
 
     This is the one collective of a micro-batch beside the tables'.
     """
     finite = {name: value for name, value in losses.items() if math.isfinite(value)}
     broken = float(len(finite) < len(losses))
     if not processes.distributed:
-        return Shared(rows, 1.0, losses, int(broken))
+        return Shared(rows, 1.0, losses, int(broken), tuple(flags))
     weighted = [rows * finite.get(name, 0.0) for name in losses]
-    signals, further = stop.flags(), [] if feed is None else feed.flags()
-    found = iter(processes.sum([rows, broken, *signals, *further, *weighted]))
+    signals = stop.flags()
+    found = iter(processes.sum([rows, broken, *signals, *flags, *weighted]))
     total, bad = islice(found, 2)
     stop.agree(list(islice(found, len(signals))))
-    if feed is not None:
-        feed.agree(list(islice(found, len(further))))
-    sums = list(found)
-    means = {name: value / max(total, 1.0) for name, value in zip(losses, sums, strict=True)}
+    flagged = tuple(islice(found, len(flags)))
+    means = {name: value / max(total, 1.0) for name, value in zip(losses, found, strict=True)}
     share = rows * processes.world_size / total if total else 0.0
-    return Shared(int(total), share, means, int(bad))
+    return Shared(int(total), share, means, int(bad), flagged)
 
 
 def even_batches(

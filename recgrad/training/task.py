@@ -16,6 +16,7 @@ from recgrad.losses.pareto import pareto_weights
 from recgrad.losses.weighting import normalize_weights
 from recgrad.metrics.base import Metric
 from recgrad.models.base import Model
+from recgrad.models.batch_ids import PreparedBatch
 from recgrad.models.tasks import TaskSpec, loss_names
 
 Outputs = Mapping[str, Tensor]
@@ -39,10 +40,10 @@ class Task(nn.Module):
         self.model.place(device)
         self.heads.to(device)
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The model's outputs."""
+    def forward(self, batch: Batch, ids: PreparedBatch | None = None) -> dict[str, Tensor]:
+        """The model's outputs; `ids` are those of the batch, if they are on their way already."""
         try:
-            outputs: dict[str, Tensor] = self.model(batch)
+            outputs: dict[str, Tensor] = self.model(batch) if ids is None else self.model(batch, ids)
         except ValueError as error:
             if batch.size == 1 and str(error).startswith(_ONE_VALUE):
                 raise DataError(

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,14 @@ from torch import Tensor
 from recgrad.data.batch import Batch
 from recgrad.data.loader import Loader, Position
 from recgrad.errors import DataError, RecgradError
+from recgrad.models.batch_ids import PreparedBatch
 from recgrad.optim.updater import StepResult, Updater
 from recgrad.training.feed import Feed
 from recgrad.training.hook import Hook, StepReport
 from recgrad.training.processes import Processes
 from recgrad.training.signals import InterruptedBySignal, StopRequest
 from recgrad.training.state import TrainState
-from recgrad.training.synchronize import rested_norms, share_losses
+from recgrad.training.synchronize import rested_norms
 from recgrad.training.task import Task
 
 REMEMBERED_NORMS = 5
@@ -186,21 +187,21 @@ class Trainer:
             self.loader,
             self.state.epoch,
             position,
+            model=self.task.model,
             processes=self.processes,
             stop=self.stop,
             ask=self._uneven,
+            reading=self._reading,
         )
-        with closing(feed):
-            while (taken := self._take(feed)) is not None:
-                batch, consumed = taken
-                updated = self._train_batch(batch, feed)
+        with feed:
+            for batch, ids, consumed in feed:
+                updated = self._train_batch(batch, ids, feed)
                 if not self.updater.accumulating:
                     self.state.position = consumed
                 if updated:
                     self._after_update()
                 # A signal waits for the update to be whole: half of one cannot be saved.
                 if self.finished and not self.updater.accumulating:
-                    self.task.model.drop_sent()
                     return
         if consumed is None:
             # The next epoch would be the same: a run of so many steps would never end.
@@ -213,20 +214,17 @@ class Trainer:
         self.state.epoch += 1
         self._call("after_epoch")
 
-    def _train_batch(self, batch: Batch, feed: Feed) -> bool:
+    def _train_batch(self, batch: Batch, ids: PreparedBatch | None, feed: Feed) -> bool:
         """One micro-batch; True when it completed an update."""
         self._doing("forward")
         with rested_norms(self.processes, self.task, batch.size), self.updater.autocast():
-            outputs = self.task(batch)
+            outputs = self.task(batch, ids)
             losses = self.task.losses(outputs, batch)
         values = {name: float(loss.detach()) for name, loss in losses.items()}
-        self._look_ahead(feed)
-        shared = share_losses(self.processes, self.stop, batch.size, values, feed)
+        shared = feed.share(batch.size, values, last=self._last_step)
         if shared.broken:
             self._meet_non_finite(batch, values)
             return False
-        if feed.ready and not self.finished:
-            self.task.model.send(feed.prepared(self.task.model.prepare))
         self._doing("backward")
         self.updater.backward(losses["total"] if shared.share == 1 else losses["total"] * shared.share)
         self.task.update_train_metrics(outputs, batch)
@@ -301,21 +299,14 @@ class Trainer:
         self._pending = _Pending()
         return report
 
-    def _take(self, feed: Feed) -> tuple[Batch, str] | None:
-        """The next batch and the position after it, noting how long it was waited for."""
-        with self._reading():
-            return feed.take()
-
-    def _look_ahead(self, feed: Feed) -> None:
-        """Read the next batch while its ids can still travel during backward; not after the last step."""
-        last = self.length.num_steps is not None and self.state.step + 1 >= self.length.num_steps
-        if self.task.model.sends_ahead and not last:
-            with self._reading():
-                feed.look_ahead()
-            feed.prepare(self.task.model.prepare)
+    @property
+    def _last_step(self) -> bool:
+        """Whether the update under way is the last one."""
+        return self.length.num_steps is not None and self.state.step + 1 >= self.length.num_steps
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
+        """Note how long data are waited for."""
         self._doing("reading data")
         before = time.perf_counter()
         yield

@@ -3,55 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from recgrad.embedding.engine import EmbeddedIds, EmbeddingEngine, Ids, IdsLike, PreparedIds, check_specs
 from recgrad.embedding.local.group import DimGroup
 from recgrad.embedding.local.inputs import Inputs
-from recgrad.embedding.local.table import Table, TableMemory
+from recgrad.embedding.local.table import Table
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import nearest
-from recgrad.optim.sparse.optimizer import Update
+from recgrad.optim.sparse.tables import Update
+
+__all__ = ["Ids", "LocalEngine"]
 
 
-class Ids(NamedTuple):
-    """Ids of several features, feature after feature, as `KeyedJagged` lays them out.
-
-    Attributes:
-        values: int64 [ids of key 0, ids of key 1, …].
-        lengths: int32 [bags of key 0, bags of key 1, …].
-        bag_counts: the number of bags of each key.
-        weights: float32, one for each id, or None.
-        single: every bag holds exactly one id.
-    """
-
-    values: Tensor
-    lengths: Tensor
-    bag_counts: Sequence[int]
-    weights: Tensor | None = None
-    single: bool = False
-
-
-class IdsLike(Protocol):
-    """Anything with the attributes of `Ids`."""
-
-    @property
-    def values(self) -> Tensor: ...
-    @property
-    def lengths(self) -> Tensor: ...
-    @property
-    def bag_counts(self) -> Sequence[int]: ...
-    @property
-    def weights(self) -> Tensor | None: ...
-    @property
-    def single(self) -> bool: ...
-
-
-class LocalEngine(nn.Module):
+class LocalEngine(EmbeddingEngine):
     """Embedding tables and the lookups into them.
 
     A forward pass writes nothing: rows come into being when an optimizer first updates them,
@@ -99,25 +69,20 @@ class LocalEngine(nn.Module):
         self._forwards = 0
         self._runs: dict[tuple[str, ...], list[tuple[int, int, int]]] = {}
 
-    def forward(self, ids: IdsLike | None, sequences: IdsLike | None = None) -> Embedded:
-        """Look up every lookup's bags.
-
-        Raises:
-            DataError: an id is outside its table.
-        """
+    def prepare(self, ids: IdsLike | None, sequences: IdsLike | None = None) -> Prepared:
+        """Where the ids lie; the lookup itself finds one that is outside its table."""
         pooled = None if ids is None else Inputs.of(ids, self.keys, "ids")
         positions = None if sequences is None else Inputs.of(sequences, self.sequence_keys, "sequences")
-        self._forwards += 1
-        return Embedded(self, pooled, positions, self._forwards)
+        return Prepared(self, pooled, positions)
 
-    def memory(self) -> list[TableMemory]:
-        """Touched rows, and bytes of weights, state and index, by table."""
-        return [table.memory() for table in self.tables.values()]
+    def next_forward(self) -> int:
+        """Count a forward pass; gradients are summed in this order."""
+        self._forwards += 1
+        return self._forwards
 
     def table(self, name: str) -> Table:
         """A table by name."""
-        if name not in self.tables:
-            raise KeyError(f"no table '{name}'{nearest(name, self.tables)}")
+        super().table(name)
         return self.tables[name]
 
     def table_pieces(
@@ -133,10 +98,6 @@ class LocalEngine(nn.Module):
         if not pieces:
             return np.empty(0, np.int64), np.empty((0, table.spec.dim), np.float32)
         return np.concatenate([rows for rows, _ in pieces]), np.concatenate([w for _, w in pieces])
-
-    def import_table(self, name: str, row_ids: Any, weights: Any) -> None:
-        """Set rows of a table, for example what `export_table` gave."""
-        self.table(name).write(np.asarray(row_ids, np.int64), np.asarray(weights, np.float32))
 
     def group_of(self, name: str, sequence: bool) -> DimGroup:
         """The tables of the dim that a lookup has."""
@@ -178,10 +139,11 @@ class LocalEngine(nn.Module):
         """Apply optimizers' rules to the waiting gradients of their tables, then drop these."""
         together: dict[tuple[int, Any], list[Update]] = {}
         for update in updates:
-            together.setdefault((update.table.spec.dim, update.rule), []).append(update)
+            together.setdefault((self.tables[update.table].dim, update.rule), []).append(update)
         for (dim, _), members in together.items():
-            self.groups[dim].update(members)
-            self.groups[dim].drop(frozenset(update.table.position for update in members))
+            by_position = {self.tables[update.table].position: update for update in members}
+            self.groups[dim].update(by_position)
+            self.groups[dim].drop(frozenset(by_position))
 
     def scale_gradients(self, names: set[str], factor: float) -> None:
         """Multiply the waiting gradients of some tables."""
@@ -214,29 +176,18 @@ class LocalEngine(nn.Module):
         return f"tables={len(self.tables)}, lookups={len(self.lookups)}, dims={sorted(self.groups)}"
 
 
-def check_specs(
-    tables: Sequence[TableSpec],
-    lookups: Sequence[LookupSpec],
-    keys: Sequence[str],
-    sequence_keys: Sequence[str],
-) -> None:
-    """Refuse tables and lookups that do not fit together, with ValueError."""
-    names = [spec.name for spec in tables]
-    if len(set(names)) != len(names):
-        raise ValueError(f"table names must be unique, got {names}")
-    if len({spec.name for spec in lookups}) != len(lookups):
-        raise ValueError(f"lookup names must be unique, got {[spec.name for spec in lookups]}")
-    for spec in lookups:
-        if spec.table not in names:
-            raise ValueError(f"lookup '{spec.name}': no table '{spec.table}'{nearest(spec.table, names)}")
-        known = sequence_keys if spec.sequence else keys
-        if spec.key not in known:
-            raise ValueError(f"lookup '{spec.name}': no key '{spec.key}'{nearest(spec.key, known)}")
-        if spec.pooling not in ("sum", "mean"):
-            raise ValueError(f"pooling must be 'sum' or 'mean', got '{spec.pooling}' for '{spec.name}'")
+class Prepared(PreparedIds):
+    """Ids that are looked up where they are."""
+
+    def __init__(self, engine: LocalEngine, ids: Inputs | None, sequences: Inputs | None) -> None:
+        self._engine, self._ids, self._sequences = engine, ids, sequences
+
+    def look_up(self) -> Embedded:
+        """The embeddings of now."""
+        return Embedded(self._engine, self._ids, self._sequences, self._engine.next_forward())
 
 
-class Embedded:
+class Embedded(EmbeddedIds):
     """What one forward pass looked up; tensors are taken from it by name."""
 
     def __init__(

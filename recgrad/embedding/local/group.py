@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ from recgrad.errors import DataError
 from recgrad.kernels.compile import compiled, compiled_with
 from recgrad.kernels.parallel import launch
 from recgrad.kernels.simd import F32
-from recgrad.optim.sparse.optimizer import Update
+from recgrad.optim.sparse.tables import SparseEngine, Update
 
 Array = npt.NDArray[Any]
 _FRAMES = 16  # shapes of batches that are remembered
@@ -56,6 +56,15 @@ class Span(NamedTuple):
     mask: Array | None  # which columns have a trainable table; None for all
 
 
+class StateArrays(NamedTuple):
+    """The optimizer's states of some tables, as kernels read them."""
+
+    number: int
+    addresses: Array  # [tables, states]; 0 for one that lies behind the weights
+    initials: Array  # [tables, states], what a row that is new begins with
+    widths: Array  # [states]
+
+
 class DimGroup:
     """Tables of one dim, their lookups in a fixed order of columns, and waiting gradients."""
 
@@ -66,7 +75,7 @@ class DimGroup:
         keys: Sequence[str],
         sequence_keys: Sequence[str],
         seed: int,
-        engine: Any,
+        engine: SparseEngine,
     ) -> None:
         self.dim = tables[0].dim
         self.matrix = np.zeros((len(tables), TABLE_COLUMNS), np.int64)
@@ -88,7 +97,7 @@ class DimGroup:
         )
         used = [self.tables[t] for t in self._fixed[: self.pooled, TABLE]]
         self._simple_rows = all(table.kind == F32 and not table.compact for table in used)
-        self._state_arrays: tuple[Any, tuple[Array, Array, Array], Any] | None = None
+        self._state_arrays: tuple[tuple[int, ...], StateArrays, object] | None = None
         self.sources: list[Source] = []
         self._all: Tables = frozenset(range(len(tables)))
         self._planner = Planner(self.tables, self.matrix, self.dim)
@@ -275,34 +284,34 @@ class DimGroup:
                 self.sources = self._waiting(self._all - {t}) + late
         return {t: math.inf if t in summed else limit for t, limit in limits.items()} if summed else limits
 
-    def update(self, updates: Sequence[Update]) -> None:
-        """Apply one rule to the waiting gradients of these tables, which all have it."""
-        if not updates:
-            return
-        by_table = {u.table.position: u for u in updates}
+    def update(self, by_table: Mapping[int, Update]) -> None:
+        """Apply one rule to the waiting gradients of the tables at these positions, which all have it."""
         limits = self._limits({t: u.limit for t, u in by_table.items()})
         plan = self._plan(frozenset(by_table))
         if plan is None or plan.size == 0:
             return
         ordered = [by_table[t] for t in plan.tables]
-        settings = np.array([(limits[u.table.position], u.l2, u.decoupled) for u in ordered], np.float32)
+        settings = np.array(
+            [(limits[t], u.l2, u.decoupled) for t, u in zip(plan.tables, ordered)], np.float32
+        )
         hyper = np.array([u.hyperparameters or (0.0,) for u in ordered], np.float32)
         kernel = compiled_with(update_function, ordered[0].rule)
-        self._run_update(kernel, plan, settings, hyper, ordered, self._states(ordered), None)
+        states = self._states([self.tables[t] for t in plan.tables])
+        self._run_update(kernel, plan, settings, hyper, [u.step for u in ordered], states, None)
 
-    def _states(self, ordered: Sequence[Update]) -> tuple[Array, Array, Array]:
+    def _states(self, tables: Sequence[Table]) -> StateArrays:
         """Addresses and initial values of the tables' states, and the states' widths."""
-        key = tuple(id(u.table.states) for u in ordered)
+        key = tuple(id(table.states) for table in tables)
         if self._state_arrays is None or self._state_arrays[0] != key:
-            lines = [list(u.table.states.values()) for u in ordered]
+            lines = [list(table.states.values()) for table in tables]
             shape = (len(lines), max(len(lines[0]), 1))
             addresses, initials = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
             for i, line in enumerate(lines):
                 addresses[i, : len(line)] = [state.region.address if state.region else 0 for state in line]
                 initials[i, : len(line)] = [state.initial for state in line]
             widths = np.array([state.width for state in lines[0]] or [0], np.int64)
-            owners = [u.table.states for u in ordered]  # kept alive, so that no other gets its id
-            self._state_arrays = (key, (addresses, initials, widths), owners)
+            owners = [table.states for table in tables]  # kept alive, so that no other gets its id
+            self._state_arrays = (key, StateArrays(len(lines[0]), addresses, initials, widths), owners)
         return self._state_arrays[1]
 
     def _run_update(
@@ -311,19 +320,18 @@ class DimGroup:
         plan: Plan,
         settings: Array,
         hyper: Array,
-        ordered: Sequence[Update],
-        states: Any,
-        out: Any,
+        steps: Sequence[int],
+        states: StateArrays,
+        out: Array | None,
     ) -> None:
-        addresses, initials, widths = states
-        count = len(ordered[0].table.states) if ordered else 0
-        steps = np.array([u.step for u in ordered] or [0], np.int64)
+        count, addresses, initials, widths = states
+        numbers = np.array(steps or [0], np.int64)
         jobs, task_jobs, cuts, rows, slots, ends, gradients, coefficients = plan.addresses
         launch(
             kernel,
             *(self.dim, count, plan.tasks, plan.size, hyper.shape[1]),
             *(jobs, *self._line_addresses, task_jobs, cuts, rows, slots, ends, gradients, coefficients),
-            *(settings, hyper, steps, addresses, initials, widths),
+            *(settings, hyper, numbers, addresses, initials, widths),
             0 if out is None else out,
             *(compiled(function, STAGE_SIGNATURE).address for function in (stage, unstage)),
             tasks=plan.tasks,
@@ -347,7 +355,7 @@ class DimGroup:
         empty = np.zeros((len(plan.jobs), 1), np.int64)
         kernel = compiled(reduce_tasks)
         hyper = np.zeros((len(plan.jobs), 1), np.float32)
-        self._run_update(kernel, plan, settings, hyper, [], (empty, hyper, empty[0]), sums)
+        self._run_update(kernel, plan, settings, hyper, [], StateArrays(0, empty, hyper, empty[0]), sums)
         return self._replace(plan, sums)
 
     def _replace(self, plan: Plan, sums: Array) -> Tensor:

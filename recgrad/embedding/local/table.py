@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from recgrad.embedding.check import check_rows, check_states, check_weights
+from recgrad.embedding.engine import EmbeddingTable, TableMemory, TablePart
 from recgrad.embedding.local.headings import line_width, pack, unpack
 from recgrad.embedding.local.index import ENTRY_BYTES, MAX_LOAD, MAX_ROWS
 from recgrad.embedding.local.initializer import parse_init_fn, table_key
@@ -39,6 +40,7 @@ from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import launch
 from recgrad.kernels.simd import BF16, F16, F32
 from recgrad.optim.sparse.history import HEADING, MISSED, SQUARE, STEP, STORED, History, saved_widths
+from recgrad.optim.sparse.tables import SparseEngine
 
 PLAIN_BYTES = 64 << 20  # AUTO: tables of at most this size are plain
 EXPORT_ROWS = 1 << 18
@@ -59,39 +61,7 @@ class StateArray:
     region: Region | None
 
 
-@dataclass(frozen=True)
-class TableMemory:
-    """What a table costs: `rows` touched rows, bytes of weights, of states, and of the index."""
-
-    name: str
-    rows: int
-    weight_bytes: int
-    state_bytes: int
-    index_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """All of it."""
-        return self.weight_bytes + self.state_bytes + self.index_bytes
-
-
-class TablePart(NamedTuple):
-    """Touched rows of a table, or of some of its columns, as checkpoints keep them.
-
-    Attributes:
-        first_column: where the columns begin in the whole table.
-        row_ids: ascending.
-        weights: float32 [rows, columns].
-        states: of the optimizer, each [rows, width].
-    """
-
-    first_column: int
-    row_ids: Array
-    weights: Array
-    states: dict[str, Array]
-
-
-class Table:
+class Table(EmbeddingTable):
     """A table's memory. Python sees it whole; kernels see one line of integers.
 
     Attributes:
@@ -99,26 +69,22 @@ class Table:
         position: its line in the table matrix of its dim.
         numbers: the line of the table matrix that kernels read and write.
         parameters: of the initialiser.
-        handle: an empty tensor that stands for the table in an optimizer's param_groups.
-        engine: the engine that the table belongs to.
-        history: what its rows miss while no batch touches them; None if they stay as they are.
     """
 
-    by_columns = False  # its rows are whole
-    divides_gradients = False  # it sees the gradients of bags, not those of their ids
-
     def __init__(
-        self, spec: TableSpec, position: int, numbers: Array, parameters: Array, seed: int, engine: Any
+        self,
+        spec: TableSpec,
+        position: int,
+        numbers: Array,
+        parameters: Array,
+        seed: int,
+        engine: SparseEngine,
     ) -> None:
-        self.spec = spec
-        self.name = spec.name
+        super().__init__(spec, engine)
         self.position = position
         self.numbers = numbers
         self.parameters = parameters
-        self.handle = torch.empty(0, requires_grad=spec.trainable)
-        self.engine = engine
         self.states: dict[str, StateArray] = {}
-        self.history: History | None = None
         self._check()
         self.kind = _KINDS[spec.data_type]
         item = 4 if self.kind == F32 else 2
@@ -276,10 +242,6 @@ class Table:
         rows, slots = self.touched_rows()
         for i in range(0, len(rows), chunk_rows):
             yield rows[i : i + chunk_rows], self.read(slots[i : i + chunk_rows])
-
-    def row_ranges(self) -> list[tuple[int, int]]:
-        """The rows that it holds."""
-        return [(0, self.spec.num_rows)]
 
     def parts(self) -> Iterator[TablePart]:
         """All that was learned."""

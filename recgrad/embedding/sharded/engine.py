@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,14 @@ from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
-from recgrad.embedding.local.engine import IdsLike, LocalEngine, check_specs
-from recgrad.embedding.local.table import TableMemory
+from recgrad.embedding.engine import EmbeddingEngine, EmbeddingTable, IdsLike, PreparedIds, check_specs
+from recgrad.embedding.local.engine import LocalEngine
+from recgrad.embedding.sharded import quiet
 from recgrad.embedding.sharded.choice import OWN, KernelChoice
-from recgrad.embedding.sharded.exchange import Exchange, Prepared
-from recgrad.embedding.sharded.features import FeatureMap, map_features
+from recgrad.embedding.sharded.features import Embedded, FeatureMap, map_features
 from recgrad.embedding.sharded.fused import FusedKernel
-from recgrad.embedding.sharded.inputs import bag_jagged, check_ids, ids_per_key, on_device, row_jagged
+from recgrad.embedding.sharded.ids import Exchange, bag_jagged, check_ids, ids_per_key, on_device, row_jagged
 from recgrad.embedding.sharded.kernel import ShardKernel, shard_kernels
-from recgrad.embedding.sharded.names import table_name
 from recgrad.embedding.sharded.plan import (
     GROUP,
     POOLED,
@@ -32,17 +32,13 @@ from recgrad.embedding.sharded.plan import (
     plan_tables,
     single_vectors,
 )
-from recgrad.embedding.sharded.pooling import Embedded
-from recgrad.embedding.sharded.quiet import quiet
 from recgrad.embedding.sharded.replicas import average_gradients
-from recgrad.embedding.sharded.shard import Kernel, ShardTable, place_of
-from recgrad.embedding.sharded.table import ShardedTable
+from recgrad.embedding.sharded.table import Kernel, ShardedTable, place_of, table_name
 from recgrad.embedding.spec import LookupSpec, TableSpec
-from recgrad.errors import nearest
-from recgrad.optim.sparse.optimizer import Update
+from recgrad.optim.sparse.tables import Update
 
 
-class ShardedEngine(nn.Module):
+class ShardedEngine(EmbeddingEngine):
     """Embedding tables over all processes of torch.distributed's default group.
 
     TorchRec plans where tables lie, sends ids to the ranks that hold their rows, and vectors
@@ -116,7 +112,9 @@ class ShardedEngine(nn.Module):
         self.plan_text = describe_plan(plan, specs, choices)
         placed = [item for module in plan.plan.values() for item in module.items()]
         kinds = {table_name(module): sharding.sharding_type for module, sharding in placed}
-        self.tables = {name: self._table(spec, kinds[name]) for name, spec in specs.items()}
+        self.tables: dict[str, ShardedTable] = {
+            name: self._table(spec, kinds[name]) for name, spec in specs.items()
+        }
         # Row-wise shards add up bags by a reduce-scatter, which wants as many on every rank.
         self._even_bags = any(
             sharding.sharding_type == ShardingType.ROW_WISE.value
@@ -128,22 +126,14 @@ class ShardedEngine(nn.Module):
 
     def _table(self, spec: TableSpec, sharding_type: str) -> ShardedTable:
         shards = [t for k in self._kernels for t in k.engine.tables.values() if _whole(t) == spec.name]
-        return ShardedTable(spec, shards, sharding_type, self)
-
-    def forward(self, ids: IdsLike | Prepared | None, sequences: IdsLike | None = None) -> Embedded:
-        """Look up every lookup's bags; `ids` may be what `prepare` gave, sent already or not.
-
-        Raises:
-            DataError: an id of this rank's batch is outside its table.
-        """
-        given = ids if isinstance(ids, Prepared) else self.prepare(ids, sequences)
-        if torch.is_grad_enabled():
-            self._pending |= self._trainable
-        if not given.exchanges:
-            self.send(given)
-        found = {name: exchange.look_up() for name, exchange in given.exchanges.items()}
-        vectors = {dim: found[single_vectors(dim)] for dim in self.features.row_inputs}
-        return Embedded(self.features, given.rows, given.ids, given.sequences, found.get(POOLED), vectors)
+        return ShardedTable(
+            spec,
+            shards,
+            sharding_type,
+            self,
+            divides_gradients=spec.name in self.features.divided,
+            saves=self.rank == 0,
+        )
 
     @property
     def sends_ahead(self) -> bool:
@@ -151,7 +141,7 @@ class ShardedEngine(nn.Module):
         return self.world_size > 1
 
     def prepare(self, ids: IdsLike | None, sequences: IdsLike | None = None) -> Prepared:
-        """Check the ids of a batch, for `send` and `forward`. Other ranks are not asked.
+        """Check the ids of a batch. Other ranks are not asked.
 
         Raises:
             DataError: an id is outside its table.
@@ -163,14 +153,10 @@ class ShardedEngine(nn.Module):
         all_values = values[0] if len(values) == 1 else torch.cat(values)
         all_counts = counts[0] if len(counts) == 1 else torch.cat(counts)
         check_ids(all_values, all_counts, *known)
-        return Prepared(ids, sequences, rows, all_values, all_counts)
+        return Prepared(self, ids, sequences, rows, all_values, all_counts)
 
-    def send(self, prepared: Prepared) -> None:
-        """Begin to send ids to the ranks that hold their rows; all ranks are to call it.
-
-        They travel in the background until `forward` takes them. Weights may change meanwhile: ids alone
-        are sent.
-        """
+    def exchanges(self, prepared: Prepared) -> dict[str, Exchange]:
+        """By TorchRec's collections, ids whose counts are under way; all ranks are to call it."""
         modules: Any = self._parallel[0].module
         jagged = {}
         if POOLED in modules:
@@ -179,11 +165,12 @@ class ShardedEngine(nn.Module):
             jagged[POOLED] = bag_jagged(prepared.ids, *self.features.bag_inputs, self._means, bags)
         for dim, inputs in self.features.row_inputs.items():
             jagged[single_vectors(dim)] = row_jagged(prepared.values, prepared.counts, *inputs)
-        prepared.exchanges = {
-            name: Exchange(modules[name], on_device(own, self.device)) for name, own in jagged.items()
-        }
-        for exchange in prepared.exchanges.values():
-            exchange.send()
+        return {name: Exchange(modules[name], on_device(own, self.device)) for name, own in jagged.items()}
+
+    def expect_gradients(self) -> None:
+        """Note that a backward pass may come: on every rank, because an update is one of all ranks."""
+        if torch.is_grad_enabled():
+            self._pending |= self._trainable
 
     def _bags(self, rows: int) -> int:
         if not self._even_bags:
@@ -192,29 +179,14 @@ class ShardedEngine(nn.Module):
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return int(most)
 
-    def memory(self) -> list[TableMemory]:
-        """Touched rows and bytes by table, of this rank alone."""
-        return [table.memory() for table in self.tables.values()]
-
     def table(self, name: str) -> ShardedTable:
         """A table by name."""
-        if name not in self.tables:
-            raise KeyError(f"no table '{name}'{nearest(name, self.tables)}")
+        super().table(name)
         return self.tables[name]
 
     def export_table(self, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Touched rows that this rank holds whole, and their weights; `parts` has column shards too."""
-        table = self.table(name)
-        found = [part for shard in table.shards for part in shard.parts()]
-        firsts = [place_of(shard).first_row for shard in table.shards]
-        if not found or any(shard.spec.dim != table.spec.dim for shard in table.shards):
-            return np.empty(0, np.int64), np.empty((0, table.spec.dim), np.float32)
-        rows = np.concatenate([part.row_ids + first for part, first in zip(found, firsts)])
-        return rows, np.concatenate([part.weights for part in found])
-
-    def import_table(self, name: str, row_ids: Any, weights: Any) -> None:
-        """Set rows of a table; those that other ranks hold are passed over."""
-        self.table(name).write(np.asarray(row_ids, np.int64), np.asarray(weights, np.float32))
+        return self.table(name).export()
 
     # --- what optimizers ask for ---
 
@@ -231,11 +203,11 @@ class ShardedEngine(nn.Module):
 
     def update(self, updates: Sequence[Update]) -> None:
         """Apply optimizers' rules to the waiting gradients of their tables, then drop these."""
-        self._average({update.table.name: update.limit for update in updates})
-        by_table = {update.table.name: update for update in updates}
+        self._average({update.table: update.limit for update in updates})
+        by_table = {update.table: update for update in updates}
         for kernel in self._kernels:
             shards = [shard for shard in kernel.engine.tables.values() if _whole(shard) in by_table]
-            own = [by_table[_whole(shard)]._replace(table=shard) for shard in shards]
+            own = [by_table[_whole(shard)]._replace(table=shard.name) for shard in shards]
             kernel.engine.update(own)
         self.clear_gradients(set(by_table))
 
@@ -282,6 +254,50 @@ class ShardedEngine(nn.Module):
         return f"tables={len(self.tables)}, rank={self.rank} of {self.world_size}"
 
 
+@dataclass
+class Prepared(PreparedIds):
+    """The checked ids of a batch, at home or under way.
+
+    Attributes:
+        engine: that they are for.
+        ids, sequences: as given to the engine.
+        rows: of the batch.
+        values: of both, one after another.
+        counts: ids of each key of both.
+        exchanges: by collection; None while the ids are at home.
+    """
+
+    engine: ShardedEngine
+    ids: IdsLike | None
+    sequences: IdsLike | None
+    rows: int
+    values: Tensor
+    counts: Tensor
+    exchanges: Mapping[str, Exchange] | None = None
+
+    def send(self) -> None:
+        """Begin to send ids to the ranks that hold their rows; all ranks are to call it."""
+        self.exchanges = self.engine.exchanges(self)
+        for exchange in self.exchanges.values():
+            exchange.send()
+
+    def arrive(self) -> None:
+        """Wait for what is under way."""
+        for exchange in (self.exchanges or {}).values():
+            exchange.arrive()
+
+    def look_up(self) -> Embedded:
+        """The embeddings, from all ranks."""
+        self.engine.expect_gradients()
+        if self.exchanges is None:
+            self.send()
+        assert self.exchanges is not None
+        found = {name: exchange.look_up() for name, exchange in self.exchanges.items()}
+        features = self.engine.features
+        vectors = {dim: found[single_vectors(dim)] for dim in features.row_inputs}
+        return Embedded(features, self.rows, self.ids, self.sequences, found.get(POOLED), vectors)
+
+
 def _spread(collections: nn.ModuleDict, plan: ShardingPlan, device: torch.device) -> DistributedModelParallel:
     """The collections with this rank's shards, as planned; tables hold no parameters that torch could set."""
     return DistributedModelParallel(
@@ -294,7 +310,7 @@ def _spread(collections: nn.ModuleDict, plan: ShardingPlan, device: torch.device
     )
 
 
-def _whole(shard: ShardTable) -> str:
+def _whole(shard: EmbeddingTable) -> str:
     return place_of(shard).table
 
 

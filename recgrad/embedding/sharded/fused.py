@@ -29,6 +29,7 @@ from torchrec.distributed.embedding_kernel import BaseEmbedding
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recgrad.embedding.engine import TableEngine
 from recgrad.embedding.sharded.choice import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KernelChoice
 from recgrad.embedding.sharded.fbgemm import RULES, decay_mode, fused_arguments
 from recgrad.embedding.sharded.fused_table import FusedTable
@@ -43,11 +44,10 @@ from recgrad.embedding.sharded.kept import (
     scale,
     sum_by_row,
 )
-from recgrad.embedding.sharded.names import table_name
-from recgrad.embedding.sharded.shard import shard_spec
+from recgrad.embedding.sharded.table import shard_spec, table_name
 from recgrad.embedding.spec import TableSpec
 from recgrad.optim.sparse import SGD
-from recgrad.optim.sparse.optimizer import Update
+from recgrad.optim.sparse.tables import Update
 
 _LOCATIONS = {
     FUSED: EmbeddingLocation.DEVICE,
@@ -57,7 +57,7 @@ _LOCATIONS = {
 Settings = tuple[int, dict[str, float]]  # the number of an update, and hyperparameters by FBGEMM's names
 
 
-class FusedEngine:
+class FusedEngine(TableEngine):
     """The shards of one FBGEMM module, all of one optimizer, and the gradients that wait for them.
 
     Args:
@@ -120,6 +120,7 @@ class FusedEngine:
         return {
             spec.name: FusedTable(
                 spec,
+                self,
                 seed,
                 weights[i],
                 {name: state.view(spec.num_rows, -1) for name, state in zip(names, states[i])},
@@ -168,6 +169,10 @@ class FusedEngine:
 
     # --- what optimizers ask for ---
 
+    def pending_tables(self) -> set[str]:
+        """The shards that have gradients waiting."""
+        return {name for kept in self._kept for name in kept.tables} | set(self._sums)
+
     def clear_gradients(self, names: set[str] | None = None) -> None:
         """Drop the waiting gradients, of all shards or of some."""
         dropped = set(self.tables) if names is None else names
@@ -189,11 +194,12 @@ class FusedEngine:
         found += [self._sums[name][1] for name in names & self._sums.keys()]
         return all(bool(gradient.isfinite().all()) for gradient in found)
 
-    def summed_gradients(self, limits: dict[str, float]) -> list[Tensor]:
+    def summed_gradients(self, limits: dict[str, float], *, own: bool = False) -> list[Tensor]:
         """Replace the waiting gradients of some shards by their sums per row.
 
         Args:
             limits: by shard, the largest element that an output's gradient may have before it is summed.
+            own: leave out what another rank has too; there is nothing of the kind.
         """
         for name, limit in limits.items():
             found = [part for kept in self._kept for part in rows_of(kept, self.layout, name, limit)]
@@ -212,7 +218,7 @@ class FusedEngine:
             mode = decay_mode(update.settings)
             if (update.rule, mode) != (self._kind.rule, self._decay_mode):
                 raise ValueError(
-                    f"table '{update.table.name}' has FBGEMM's kernels for {self._kind.__name__} with "
+                    f"table '{update.table}' has FBGEMM's kernels for {self._kind.__name__} with "
                     f"weight_decay_mode {self._decay_mode}, and another optimizer was to update it"
                 )
             arguments = fused_arguments(self._rule, update.settings)
@@ -220,7 +226,7 @@ class FusedEngine:
             together.setdefault(key, []).append(update)
             self._settings, self._step = update.settings, update.step + 1
         for (step, limit, items), members in together.items():
-            self._update({update.table.name for update in members}, limit, (step, dict(items)))
+            self._update({update.table for update in members}, limit, (step, dict(items)))
 
     def _update(self, names: set[str], limit: float, settings: Settings) -> None:
         whole = len(self._kept) == 1 and not self._sums and self._kept[0].tables == names == set(self.tables)

@@ -12,19 +12,22 @@ import torch
 from torch import Tensor
 
 from recgrad.embedding.check import check_rows, check_states, check_weights
+from recgrad.embedding.engine import EmbeddingTable, TableMemory, TablePart
 from recgrad.embedding.local.layout import TABLE_COLUMNS
-from recgrad.embedding.local.table import EXPORT_ROWS, Table, TableMemory, TablePart
+from recgrad.embedding.local.table import EXPORT_ROWS, Table
 from recgrad.embedding.spec import TableSpec
 from recgrad.optim.sparse.history import History
+from recgrad.optim.sparse.tables import SparseEngine
 
 Array = npt.NDArray[Any]
 
 
-class FusedTable:
+class FusedTable(EmbeddingTable):
     """All rows of a shard, with their initial values from the start, and which of them were updated.
 
     Args:
         spec: the shard.
+        engine: that it belongs to.
         seed: of the initial values.
         weights: FBGEMM's [rows, dim].
         states: FBGEMM's, by our names, each [rows, width].
@@ -36,6 +39,7 @@ class FusedTable:
     def __init__(
         self,
         spec: TableSpec,
+        engine: SparseEngine,
         seed: int,
         weights: Tensor,
         states: Mapping[str, Tensor],
@@ -43,13 +47,12 @@ class FusedTable:
         flush: Callable[[], None],
         forget: Callable[[], None],
     ) -> None:
-        self.spec = spec
-        self.name = spec.name
+        super().__init__(spec, engine)
         self.weights = weights
         self.states = dict(states)
         self.touched = touched
         self._flush, self._forget = flush, forget
-        _draw(spec, seed, weights)
+        _draw(spec, engine, seed, weights)
 
     def parts(self) -> Iterator[TablePart]:
         """All that was learned."""
@@ -106,10 +109,10 @@ class FusedTable:
         return TableMemory(self.name, touched, 4 * self.weights.numel(), 4 * states, self.touched.numel())
 
 
-def _draw(spec: TableSpec, seed: int, weights: Tensor) -> None:
+def _draw(spec: TableSpec, engine: SparseEngine, seed: int, weights: Tensor) -> None:
     """Write the initial values of all rows: those that an untouched row of the local engine has."""
     plain = replace(spec, storage="PLAIN")
-    source = Table(plain, 0, np.zeros(TABLE_COLUMNS, np.int64), np.zeros(4), seed, None)
+    source = Table(plain, 0, np.zeros(TABLE_COLUMNS, np.int64), np.zeros(4), seed, engine)
     for first in range(0, len(weights), EXPORT_ROWS):
         rows = np.arange(first, min(first + EXPORT_ROWS, len(weights)))
         weights[first : first + len(rows)] = torch.from_numpy(source.initial(rows))

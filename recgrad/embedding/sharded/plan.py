@@ -24,9 +24,8 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recgrad.embedding.sharded.choice import FUSED_UVM, OWN, KernelChoice
-from recgrad.embedding.sharded.collections import PooledSharder, SequenceSharder
-from recgrad.embedding.sharded.kernel import KERNEL
-from recgrad.embedding.sharded.names import module_name, table_name
+from recgrad.embedding.sharded.kernel import KERNEL, PooledSharder, SequenceSharder
+from recgrad.embedding.sharded.table import module_name, table_name
 from recgrad.embedding.spec import TableSpec
 from recgrad.errors import ConfigError
 

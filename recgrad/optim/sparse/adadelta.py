@@ -9,6 +9,7 @@ import numpy as np
 from recgrad.limits import Rate, Share
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, Eps, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
+from recgrad.optim.sparse.tables import Tables
 
 
 @sparse_rule
@@ -33,7 +34,7 @@ class Adadelta(SparseOptimizer):
     states = (State("square_avg"), State("acc_delta"))
 
     def __init__(
-        self, tables: Any, *, lr: Rate = 0.002, rho: Share = 0.95, eps: Eps = 1e-6, **common: Any
+        self, tables: Tables, *, lr: Rate = 0.002, rho: Share = 0.95, eps: Eps = 1e-6, **common: Any
     ) -> None:
         super().__init__(tables, {"lr": lr, "rho": rho, "eps": eps}, **common)
 

@@ -9,6 +9,7 @@ import numpy as np
 from recgrad.limits import Rate
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, Eps, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
+from recgrad.optim.sparse.tables import Tables
 
 
 @sparse_rule
@@ -32,7 +33,7 @@ class Adagrad(SparseOptimizer):
 
     def __init__(
         self,
-        tables: Any,
+        tables: Tables,
         *,
         lr: Rate = 0.002,
         eps: Eps = 1e-8,

@@ -11,6 +11,7 @@ from recgrad.limits import Rate, Share
 from recgrad.optim.sparse.history import HEADING, SQUARE, STEP, History, check_lazy, divisor
 from recgrad.optim.sparse.optimizer import LEAST_EPS, SPARSE_OPTIMIZERS, Eps, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
+from recgrad.optim.sparse.tables import Tables
 
 
 @sparse_rule
@@ -73,7 +74,7 @@ class AdamKind(SparseOptimizer):
 
     def __init__(
         self,
-        tables: Any,
+        tables: Tables,
         *,
         lr: Rate = 0.002,
         beta1: Share = 0.9,
@@ -99,7 +100,7 @@ class LazyOrDense(AdamKind):
 
     def __init__(
         self,
-        tables: Any,
+        tables: Tables,
         *,
         lr: Rate = 0.002,
         beta1: Share = 0.9,

@@ -9,6 +9,7 @@ import numpy as np
 from recgrad.limits import Range, Rate
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
+from recgrad.optim.sparse.tables import Tables
 
 
 @sparse_rule
@@ -49,7 +50,7 @@ class Ftrl(SparseOptimizer):
 
     def __init__(
         self,
-        tables: Any,
+        tables: Tables,
         *,
         lr: Rate = 0.002,
         l1: Rate = 0.0,

@@ -35,7 +35,6 @@ adds up: each time a row is read, its whole way since its last update is taken a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -199,44 +198,3 @@ class History:
         """Which of these entries are not settled."""
         roots = self.beta2 ** (-0.5 * (self.count - steps))
         return np.asarray(self._entries[steps, KEPT] * roots >= _SETTLED)
-
-
-class Moved(NamedTuple):
-    """A table that an update is done with, and its param group."""
-
-    table: Any
-    group: dict[str, Any]
-
-
-def advance(moved: Sequence[Moved], tables: Iterable[Any]) -> None:
-    """Add an update to the histories of the tables that it moved; those that it left out keep theirs."""
-    users: dict[int, int] = {}
-    for table in tables:
-        users[id(table.history)] = users.get(id(table.history), 0) + 1
-    together: dict[tuple[int, int], list[Moved]] = {}
-    for own in moved:
-        together.setdefault((id(own.table.history), id(own.group)), []).append(own)
-    for (shared, _), members in together.items():
-        history, group = members[0].table.history, members[0].group
-        if (history.beta2, history.eps) != (group["beta2"], group["eps"]):
-            raise ValueError("beta2 and eps may not change in training where lazy is false")
-        if users[shared] != len(members):
-            history = history.copy()
-            for member in members:
-                member.table.follow(history)
-        history.advance(group["lr"], group["beta1"])
-
-
-def adopt(table: Any, tables: Iterable[Any], count: int, steps: Array, missed: Array) -> None:
-    """Give a table the history of a checkpoint's rows, shared with tables whose own does not differ."""
-    own = table.history
-    others = (other.history for other in tables if other.history is not None)
-    for history in (own, *others):
-        same = (history.count, history.beta2, history.eps) == (count, own.beta2, own.eps)
-        if same and history.agrees(steps, missed):
-            break
-    else:
-        history = own.copy() if own.count == count else History(own.beta2, own.eps, count)
-    history.take(steps, missed)
-    if history is not own:
-        table.follow(history)

@@ -10,6 +10,7 @@ from recgrad.limits import Positive, Rate, Share
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer, decay
 from recgrad.optim.sparse.rowwise import square_sum, trust_ratio
 from recgrad.optim.sparse.rule import State, sparse_rule
+from recgrad.optim.sparse.tables import Tables
 
 
 @sparse_rule
@@ -40,7 +41,7 @@ class LarsSGD(SparseOptimizer):
 
     def __init__(
         self,
-        tables: Any,
+        tables: Tables,
         *,
         lr: Rate = 0.002,
         momentum: Share = 0.9,

@@ -9,6 +9,7 @@ import numpy as np
 from recgrad.limits import Rate, Share
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
+from recgrad.optim.sparse.tables import Tables
 
 
 @sparse_rule
@@ -32,7 +33,7 @@ class Lion(SparseOptimizer):
     default_decay_mode = "DECOUPLE"
 
     def __init__(
-        self, tables: Any, *, lr: Rate = 0.0003, beta1: Share = 0.9, beta2: Share = 0.99, **common: Any
+        self, tables: Tables, *, lr: Rate = 0.0003, beta1: Share = 0.9, beta2: Share = 0.99, **common: Any
     ) -> None:
         super().__init__(tables, {"lr": lr, "beta1": beta1, "beta2": beta2}, **common)
 

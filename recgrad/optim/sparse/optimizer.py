@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,9 @@ from torch import Tensor
 from recgrad.errors import CheckpointError
 from recgrad.limits import Positive, Range, Rate, check_limits
 from recgrad.optim.eager import EagerOptimizer
-from recgrad.optim.sparse.history import MISSED, STEP, History, Moved, adopt, advance, saved_widths
+from recgrad.optim.sparse.history import MISSED, STEP, History, saved_widths
 from recgrad.optim.sparse.rule import State
+from recgrad.optim.sparse.tables import Moved, SparseEngine, SparseTable, Tables, Update, adopt, advance
 from recgrad.registry import Registry
 
 Array = npt.NDArray[Any]
@@ -24,30 +25,6 @@ DECAY_MODES = ("NONE", "L2", "DECOUPLE")
 LEAST_EPS = 1e-38  # about the least normal float32: a smaller one may count as 0 in a kernel
 Eps = Annotated[float, Range(f"[{LEAST_EPS}, ∞)")]
 _RESERVED = "t"
-
-
-class Update(NamedTuple):
-    """How one table is to be updated: what an optimizer tells the engine.
-
-    Attributes:
-        table: the engine's table.
-        rule: the compiled rule.
-        hyperparameters: what the rule gets as h.
-        limit: each element of an output's gradient is clamped to ± this before rows are summed.
-        l2: times the weight is added to the gradient.
-        decoupled: times the weight is taken off the weight.
-        step: the number of this update of the table, from 1.
-        settings: the param group of the table as it is, with all hyperparameters by name.
-    """
-
-    table: Any
-    rule: Any
-    hyperparameters: tuple[float, ...]
-    limit: float
-    l2: float
-    decoupled: float
-    step: int
-    settings: dict[str, Any]
 
 
 class SparseOptimizer(EagerOptimizer):
@@ -77,7 +54,7 @@ class SparseOptimizer(EagerOptimizer):
 
     def __init__(
         self,
-        tables: Any,
+        tables: Tables,
         hyperparameters: dict[str, Any],
         *,
         weight_decay: Rate = 0.0,
@@ -94,7 +71,7 @@ class SparseOptimizer(EagerOptimizer):
             "name": "main",
         }
         self._kinds: list[type[SparseOptimizer]] = []
-        self._by_handle: dict[int, Any] = {}
+        self._by_handle: dict[int, SparseTable] = {}
         self._steps: dict[str, int] = {}
         super().__init__(self._as_groups(tables), defaults)
 
@@ -131,18 +108,17 @@ class SparseOptimizer(EagerOptimizer):
 
     # --- groups ---
 
-    def _as_groups(self, tables: Any) -> list[dict[str, Any]]:
+    def _as_groups(self, tables: Tables) -> list[dict[str, Any]]:
         """Tables as param groups of their handles."""
-        tables = getattr(tables, "tables", tables)
-        items = list(tables.values() if isinstance(tables, dict) else tables)
-        if not items or not isinstance(items[0], dict):
-            items = [{"params": items}]
-        groups = []
-        for item in items:
-            members = [table for table in item["params"] if table.spec.trainable]
-            self._by_handle.update({id(table.handle): table for table in members})
-            groups.append({**item, "params": [table.handle for table in members]})
-        return groups
+        items = list(tables.tables.values() if isinstance(tables, SparseEngine) else tables)
+        groups = [item for item in items if isinstance(item, dict)]
+        alone = [item for item in items if not isinstance(item, dict)]
+        return [self._by_handles(group) for group in groups or [{"params": alone}]]
+
+    def _by_handles(self, group: dict[str, Any]) -> dict[str, Any]:
+        members = [table for table in group["params"] if table.trainable]
+        self._by_handle.update({id(table.handle): table for table in members})
+        return {**group, "params": [table.handle for table in members]}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add tables, with hyperparameters of their own where given."""
@@ -170,23 +146,23 @@ class SparseOptimizer(EagerOptimizer):
                     "gradient_clipping out, or give the sequence an embedding_name of its own"
                 )
             initials = [0.0 if s.initial is None else float(group[s.initial]) for s in states]
-            widths = [1 if s.per_row else table.spec.dim for s in states]
+            widths = [1 if s.per_row else table.dim for s in states]
             names = [s.name for s in states]
             table.set_states(list(zip(names, widths, initials, strict=True)))
             if history is not None:
                 table.follow(history)
             self._steps[table.name] = 0
 
-    def _tables(self, group: dict[str, Any]) -> list[Any]:
+    def _tables(self, group: dict[str, Any]) -> list[SparseTable]:
         return [self._by_handle[id(handle)] for handle in group["params"]]
 
     @property
-    def tables(self) -> dict[str, Any]:
+    def tables(self) -> dict[str, SparseTable]:
         """The tables that this optimizer updates, by name."""
         return {table.name: table for table in self._by_handle.values()}
 
-    def _engines(self) -> dict[int, tuple[Any, set[str]]]:
-        engines: dict[int, tuple[Any, set[str]]] = {}
+    def _engines(self) -> dict[int, tuple[SparseEngine, set[str]]]:
+        engines: dict[int, tuple[SparseEngine, set[str]]] = {}
         for table in self._by_handle.values():
             engines.setdefault(id(table.engine), (table.engine, set()))[1].add(table.name)
         return engines
@@ -201,7 +177,7 @@ class SparseOptimizer(EagerOptimizer):
             with torch.enable_grad():
                 loss = closure()
         waiting = {id(engine): engine.pending_tables() for engine, _ in self._engines().values()}
-        updates: dict[int, list[Update]] = {}
+        updates: dict[int, tuple[SparseEngine, list[Update]]] = {}
         moved: list[Moved] = []
         for group, kind in zip(self.param_groups, self._kinds, strict=True):
             scalars: dict[int, tuple[float, ...]] = {}
@@ -213,12 +189,14 @@ class SparseOptimizer(EagerOptimizer):
                 step = self._steps[table.name] = self._steps[table.name] + 1
                 if step not in scalars:
                     scalars[step] = kind.scalars(group, step)
-                update = Update(table, kind.rule_of(group), scalars[step], limit, l2, decoupled, step, group)
-                updates.setdefault(id(table.engine), []).append(update)
+                update = Update(
+                    table.name, kind.rule_of(group), scalars[step], limit, l2, decoupled, step, group
+                )
+                updates.setdefault(id(table.engine), (table.engine, []))[1].append(update)
                 if table.history is not None:
                     moved.append(Moved(table, group))
-        for members in updates.values():
-            members[0].table.engine.update(members)
+        for engine, members in updates.values():
+            engine.update(members)
         if moved:
             advance(moved, self._by_handle.values())
         return loss
@@ -312,8 +290,8 @@ class SparseOptimizer(EagerOptimizer):
         for group, kind in zip(self.param_groups, self._kinds, strict=True):
             for own in self._tables(group):
                 if own.name == table:
-                    widths = {s.name: 1 if s.per_row else own.spec.dim for s in kind.states_of(group)}
-                    widths |= {} if own.history is None else saved_widths(own.spec.dim)
+                    widths = {s.name: 1 if s.per_row else own.dim for s in kind.states_of(group)}
+                    widths |= {} if own.history is None else saved_widths(own.dim)
                     return {**{name: (width,) for name, width in widths.items()}, _RESERVED: ()}
         raise KeyError(f"no table '{table}'")
 
@@ -396,6 +374,5 @@ __all__ = [
     "Combined",
     "Eps",
     "SparseOptimizer",
-    "Update",
     "decay",
 ]

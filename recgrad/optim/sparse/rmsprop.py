@@ -9,6 +9,7 @@ import numpy as np
 from recgrad.limits import Rate, Share
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, Eps, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
+from recgrad.optim.sparse.tables import Tables
 
 
 @sparse_rule
@@ -31,7 +32,7 @@ class RMSprop(SparseOptimizer):
     states = (State("square_avg"),)
 
     def __init__(
-        self, tables: Any, *, lr: Rate = 0.002, alpha: Share = 0.99, eps: Eps = 1e-8, **common: Any
+        self, tables: Tables, *, lr: Rate = 0.002, alpha: Share = 0.99, eps: Eps = 1e-8, **common: Any
     ) -> None:
         super().__init__(tables, {"lr": lr, "alpha": alpha, "eps": eps}, **common)
 

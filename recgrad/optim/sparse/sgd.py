@@ -7,6 +7,7 @@ from typing import Any
 from recgrad.limits import Rate
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer
 from recgrad.optim.sparse.rule import sparse_rule
+from recgrad.optim.sparse.tables import Tables
 
 
 @sparse_rule
@@ -24,7 +25,7 @@ class SGD(SparseOptimizer):
     rule = staticmethod(sgd)
     whole_rows = False
 
-    def __init__(self, tables: Any, *, lr: Rate = 0.002, **common: Any) -> None:
+    def __init__(self, tables: Tables, *, lr: Rate = 0.002, **common: Any) -> None:
         super().__init__(tables, {"lr": lr}, **common)
 
     @classmethod

@@ -33,7 +33,8 @@ nothing is executed, and arrays are mapped into memory, not read:
                                         stored.py joins the shards of       └─ restore.py: what fits (fit.py),
                                         a table, a range at a time             with a report of it (report.py)
 
-Rows go into tables by row number, so any number of ranks reads what any other number wrote (stores.py).
+Rows go into tables by row number, so any number of ranks reads what any other number wrote: a table takes
+what it holds and leaves the rest (recgrad/embedding/engine.py).
 diff.py compares two snapshots value by value.
 """
 
@@ -48,9 +49,8 @@ from recgrad.training.checkpoint.folder import (
 from recgrad.training.checkpoint.manager import CheckpointManager, resolve_checkpoint
 from recgrad.training.checkpoint.manifest import Manifest, load_manifest
 from recgrad.training.checkpoint.report import Anew, RestoredTable, RestoreReport
-from recgrad.training.checkpoint.restore import restore
+from recgrad.training.checkpoint.restore import own_pieces, restore
 from recgrad.training.checkpoint.snapshot import Snapshot, TableRows
-from recgrad.training.checkpoint.stores import StateStore, TableStore, own_pieces
 
 __all__ = [
     "Anew",
@@ -60,9 +60,7 @@ __all__ = [
     "RestoreReport",
     "RestoredTable",
     "Snapshot",
-    "StateStore",
     "TableRows",
-    "TableStore",
     "content_of",
     "diff_snapshots",
     "load_manifest",

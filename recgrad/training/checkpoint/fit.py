@@ -8,9 +8,9 @@ import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from recgrad.data.hashes import DEFAULT_HASH
+from recgrad.embedding.engine import EmbeddingEngine
 from recgrad.errors import CheckpointError, RecgradError, nearest, whole_path
 from recgrad.training.checkpoint.snapshot import Snapshot
 
@@ -37,7 +37,7 @@ def content_of(step: int, remedy: str) -> Iterator[None]:
         ) from error
 
 
-def hashes_of(engine: Any) -> dict[str, str]:
+def hashes_of(engine: EmbeddingEngine | None) -> dict[str, str]:
     """By table, the hash of the ids that look it up; tables of other ids are left out."""
     tables = {} if engine is None else engine.tables
     return {name: table.spec.hash for name, table in tables.items() if table.spec.hash}

@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from recgrad.embedding.engine import EmbeddingEngine, EmbeddingTable
 from recgrad.errors import CheckpointError
 from recgrad.optim.optimizer_state import describe_part, load_optimizer
 from recgrad.optim.part import OptimizerPart, averages_weights
+from recgrad.optim.sparse import SparseOptimizer
 from recgrad.optim.updater import Updater
 from recgrad.training.checkpoint.fit import content_of, hash_misfit, load_param_map
 from recgrad.training.checkpoint.report import Anew, RestoredTable, RestoreReport
 from recgrad.training.checkpoint.snapshot import Snapshot, TableRows
-from recgrad.training.checkpoint.stores import StateStore, TableStore, own_pieces
 from recgrad.training.dense_state import dense_state
 
 _REMEDY = "take its weights alone with --ignore_restore_optimizer, or another checkpoint"
@@ -35,8 +36,8 @@ def restore(
     snapshot: Snapshot,
     *,
     model: nn.Module,
-    engine: TableStore | None = None,
-    sparse_optimizer: StateStore | None = None,
+    engine: EmbeddingEngine | None = None,
+    sparse_optimizer: SparseOptimizer | None = None,
     updater: Updater | None = None,
     param_map: Path | str | None = None,
     ignore_optimizer: bool = False,
@@ -80,7 +81,11 @@ class _Restore:
     """The names on both sides, and what has become of them."""
 
     def __init__(
-        self, snapshot: Snapshot, model: nn.Module, engine: TableStore | None, param_map: Path | str | None
+        self,
+        snapshot: Snapshot,
+        model: nn.Module,
+        engine: EmbeddingEngine | None,
+        param_map: Path | str | None,
     ) -> None:
         self.snapshot = snapshot
         self.engine = engine
@@ -100,7 +105,7 @@ class _Restore:
 
     def run(
         self,
-        sparse_optimizer: StateStore | None,
+        sparse_optimizer: SparseOptimizer | None,
         updater: Updater | None,
         shapes: StateShapes,
         *,
@@ -186,7 +191,7 @@ class _Restore:
 
     def _restore_row_states(
         self,
-        optimizer: StateStore,
+        optimizer: SparseOptimizer,
         shapes: StateShapes,
         rows: Mapping[str, _Taken],
         restored: list[str],
@@ -228,7 +233,14 @@ def _misfit(own: torch.Tensor, found: torch.Tensor | None) -> str | None:
     return None
 
 
-def _state_shapes(optimizer: StateStore) -> dict[str, dict[str, tuple[int, ...]]]:
+def own_pieces(saved: TableRows, table: EmbeddingTable) -> Iterator[TableRows]:
+    """What this process holds of a saved table, some rows at a time; one, maybe empty, at least."""
+    height = table.spec.num_rows  # a shard may be made of nothing, beyond the end
+    for first, stop in table.row_ranges() or [(0, 0)]:  # the state of the table as a whole is everyone's
+        yield from saved.pieces((min(first, height), min(stop, height)))
+
+
+def _state_shapes(optimizer: SparseOptimizer) -> dict[str, dict[str, tuple[int, ...]]]:
     """By table and name of a state, (width,) or () of a scalar."""
     return {table: dict(sorted(optimizer.state_shapes(table).items())) for table in optimizer.tables}
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -42,8 +41,7 @@ def describe_run(trainer: Trainer) -> Mapping[str, int]:
 
 def model_size(model: Model) -> dict[str, int]:
     """Dense weights; tables, their rows and their values, whether rows were touched or not."""
-    engine: Any = model.engine
-    specs = [] if engine is None else [table.spec for table in engine.tables.values()]
+    specs = [] if model.engine is None else [table.spec for table in model.engine.tables.values()]
     return {
         "dense_weights": sum(parameter.numel() for _, parameter in model.dense_named_parameters()),
         "tables": len(specs),

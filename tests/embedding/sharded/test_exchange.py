@@ -61,12 +61,12 @@ def train(kind: str, ahead: bool) -> tuple[list[bytes], list[Any]]:
     seen: list[bytes] = []
     sent = None
     for step in range(STEPS):
-        found = outputs(engine(*batch(step, rank)) if sent is None else engine(sent))
+        found = outputs(engine(*batch(step, rank)) if sent is None else sent.look_up())
         seen.append(found.detach().numpy().tobytes())
         sent = None
         if ahead and step + 1 < STEPS:
             sent = engine.prepare(*batch(step + 1, rank))
-            engine.send(sent)
+            sent.send()
         found.tanh().sum().backward()
         optimizer.step()
         with torch.inference_mode():  # an evaluation, with the next batch under way

@@ -18,7 +18,7 @@ from recgrad.embedding.sharded.choice import KernelChoice
 from recgrad.embedding.spec import LookupSpec, Shard, TableSpec
 from recgrad.errors import CheckpointError, DataError
 from recgrad.optim.sparse import SGD, Adagrad, RowWiseAdagrad
-from recgrad.optim.sparse.optimizer import Update
+from recgrad.optim.sparse.tables import Update
 
 pytest.importorskip("torchrec", exc_type=(ImportError, OSError))
 
@@ -50,7 +50,7 @@ def update(made: FusedEngine, kind: Any, names: Any = None, *, limit: float = ma
     step = own.pop("step", 1)
     group = {**kind([{"params": []}], lr=0.1).param_groups[0], **own}
     tables = [table for name, table in made.tables.items() if names is None or name in names]
-    made.update([Update(table, kind.rule, (), limit, 0, 0, step, group) for table in tables])
+    made.update([Update(table.name, kind.rule, (), limit, 0, 0, step, group) for table in tables])
 
 
 def bags_of(rng: Any, weighted: bool = False, count: int = 3) -> Bags:
@@ -190,7 +190,7 @@ def test_the_lookup_is_not_repeated_where_its_own_backward_serves() -> None:
             if late:
                 group["lr"] *= 0.5 if which is made else 1.0
             tables = list(which.tables.values())
-            which.update([Update(t, Adagrad.rule, (), math.inf, 0, 0, step, group) for t in tables])
+            which.update([Update(t.name, Adagrad.rule, (), math.inf, 0, 0, step, group) for t in tables])
         assert made._forwards - before == lookups, step
     for name, table in made.tables.items():
         assert torch.equal(table.weights, again.tables[name].weights)

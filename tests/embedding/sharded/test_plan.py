@@ -44,9 +44,9 @@ def test_small_tables_stay_whole_and_large_ones_are_spread(run_ranks: Any, ranks
 
 def plan_for_gpus(gpu_bytes: int) -> str:
     """The plan, or what is wrong, for tables of all kernels beside GPUs of this size; none is touched."""
+    from recgrad.embedding.sharded import quiet
     from recgrad.embedding.sharded.choice import choose_kernels
     from recgrad.embedding.sharded.plan import build_collections, describe_plan, plan_tables
-    from recgrad.embedding.sharded.quiet import quiet
 
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(total_memory=gpu_bytes)  # type: ignore[assignment,return-value]
     kinds = {"a": "adagrad", "b": "adam", "c": "rowwise_adagrad", "d": "lion", "e": "sgd", "s": "sgd"}

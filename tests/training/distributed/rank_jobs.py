@@ -23,8 +23,10 @@ from typing import Any
 import torch
 
 import recgrad
+from recgrad.embedding.sharded.engine import ShardedEngine
 from recgrad.errors import DataError, RecgradError
 from recgrad.models.base import Model
+from recgrad.models.batch_ids import PreparedBatch
 from recgrad.training import run
 from recgrad.training.assembly import Training
 from recgrad.training.checkpoint import folder
@@ -41,8 +43,8 @@ losses = Task.losses
 check_file = folder.check_file
 parts = {kind: kind.part for kind in (TableRows, StoredTable)}
 read: dict[str, set[int]] = {}
-prepare, send = Model.prepare, Model.send
-sends_ahead = Model.sends_ahead
+prepare, send = Model.prepare, PreparedBatch.send
+sends_ahead = ShardedEngine.sends_ahead
 rows: list[int] = []
 
 
@@ -73,13 +75,13 @@ def watch_ids(ahead: bool, unsound: list[int] | None) -> list[int]:
             raise DataError("an id is outside its table")
         return prepare(model, batch)
 
-    def count_sent(model: Model, prepared: Any) -> None:
-        sent.append(len(prepared))
-        send(model, prepared)
+    def count_sent(ids: PreparedBatch) -> None:
+        sent.append(1 if ids.negatives is None else 2)
+        send(ids)
 
     Model.prepare = check_ids  # type: ignore[method-assign]
-    Model.send = count_sent  # type: ignore[method-assign]
-    Model.sends_ahead = sends_ahead if ahead else False  # type: ignore[method-assign, assignment]
+    PreparedBatch.send = count_sent  # type: ignore[method-assign]
+    ShardedEngine.sends_ahead = sends_ahead if ahead else False  # type: ignore[method-assign, assignment]
     return sent
 
 

@@ -1,15 +1,16 @@
-"""Ids of a batch as TorchRec takes them, checked before they leave their rank."""
+"""Ids of a batch: checked, laid out as TorchRec takes them, and sent to the ranks that hold their rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recgrad.embedding.local.engine import IdsLike
+from recgrad.embedding.engine import IdsLike
 from recgrad.errors import DataError
 
 
@@ -100,3 +101,32 @@ def row_jagged(
 def on_device(jagged: KeyedJaggedTensor, device: torch.device) -> KeyedJaggedTensor:
     """The same ids there; TorchRec copies its bookkeeping even where they are there already."""
     return jagged if jagged.device() == device else jagged.to(device)
+
+
+class Exchange:
+    """The ids of one of TorchRec's collections, sent in the background.
+
+    The ranks first tell each other how many ids come, then send them.
+
+    Args:
+        module: the sharded collection.
+        jagged: this rank's ids for it.
+    """
+
+    def __init__(self, module: Any, jagged: KeyedJaggedTensor) -> None:
+        self._module = module
+        self._context = module.create_context()
+        self._counts = module.input_dist(self._context, jagged)
+        self._ids: Any = None
+
+    def send(self) -> None:
+        """Wait for the counts of all ranks, and begin to send the ids."""
+        self._ids = self._counts.wait()
+
+    def arrive(self) -> Any:
+        """Wait for the ids of all ranks that are for this one."""
+        return self._ids.wait()
+
+    def look_up(self) -> Any:
+        """The ids that arrive, looked up: what TorchRec's module gives."""
+        return self._module.compute_and_output_dist(self._context, self.arrive())

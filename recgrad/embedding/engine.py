@@ -1,0 +1,265 @@
+"""What an embedding engine is, whichever it is.
+
+    model      ──▶ EmbeddingEngine: prepare(ids) ─▶ PreparedIds: send, look_up ─▶ EmbeddedIds: tensors by name
+    optimizer  ──▶ SparseEngine, SparseTable (recgrad/optim/sparse/tables.py): waiting gradients, states
+    checkpoint ──▶ EmbeddingTable: parts, write, import_states, row_ranges
+
+An engine is a module without parameters: its tables belong to sparse optimizers and to checkpoints. A further
+engine, or a further kind of table, subclasses what is here and is then known to all three.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from recgrad.embedding.spec import LookupSpec, TableSpec
+from recgrad.errors import nearest
+from recgrad.optim.sparse.tables import SparseEngine, SparseTable
+
+Array = npt.NDArray[Any]
+
+
+# --- ids and their embeddings ---
+
+
+class IdsLike(Protocol):
+    """Ids of several features, feature after feature; see `Ids`, and `KeyedJagged` of a batch."""
+
+    @property
+    def values(self) -> Tensor: ...
+    @property
+    def lengths(self) -> Tensor: ...
+    @property
+    def bag_counts(self) -> Sequence[int]: ...
+    @property
+    def weights(self) -> Tensor | None: ...
+    @property
+    def single(self) -> bool: ...
+
+
+class Ids(NamedTuple):
+    """Ids of several features, feature after feature, as `KeyedJagged` lays them out.
+
+    Attributes:
+        values: int64 [ids of key 0, ids of key 1, …].
+        lengths: int32 [bags of key 0, bags of key 1, …].
+        bag_counts: the number of bags of each key.
+        weights: float32, one for each id, or None.
+        single: every bag holds exactly one id.
+    """
+
+    values: Tensor
+    lengths: Tensor
+    bag_counts: Sequence[int]
+    weights: Tensor | None = None
+    single: bool = False
+
+
+class EmbeddedIds(ABC):
+    """What one forward pass looked up; tensors are taken from it by name."""
+
+    @abstractmethod
+    def pooled(self, names: Sequence[str]) -> Tensor:
+        """The outputs of these lookups side by side, [rows, sum of dims]."""
+
+    @abstractmethod
+    def sequence(self, name: str) -> Tensor:
+        """The output of a sequence lookup, [positions, dim]."""
+
+
+class PreparedIds(ABC):
+    """The ids of a batch on their way into an engine; they may leave long before they are looked up."""
+
+    def send(self) -> None:  # noqa: B027 (there may be no other process)
+        """Begin to send them to the processes that hold their rows, which all are to do; `look_up` would.
+
+        They travel in the background. Weights may change meanwhile: ids alone are sent.
+        """
+
+    def arrive(self) -> None:  # noqa: B027
+        """Wait for what was sent, where it will not be looked up: no process may leave others waiting."""
+
+    @abstractmethod
+    def look_up(self) -> EmbeddedIds:
+        """The embeddings of now; once.
+
+        Raises:
+            DataError: an id is outside its table.
+        """
+
+
+# --- tables ---
+
+
+@dataclass(frozen=True)
+class TableMemory:
+    """What a table costs: `rows` touched rows, bytes of weights, of states, and of the index."""
+
+    name: str
+    rows: int
+    weight_bytes: int
+    state_bytes: int
+    index_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weight_bytes + self.state_bytes + self.index_bytes
+
+
+class TablePart(NamedTuple):
+    """Touched rows of a table, or of some of its columns, as checkpoints keep them.
+
+    Attributes:
+        first_column: where the columns begin in the whole table.
+        row_ids: ascending.
+        weights: float32 [rows, columns].
+        states: of the optimizer, each [rows, width].
+    """
+
+    first_column: int
+    row_ids: Array
+    weights: Array
+    states: dict[str, Array]
+
+
+class EmbeddingTable(SparseTable):
+    """A table of an engine: what its optimizer sees of it, and what checkpoints read and write.
+
+    Rows go in and out with the numbers that they have in the whole table, and go in at full width. A table of
+    which this process holds a part takes what is its own and leaves the rest.
+
+    Attributes:
+        spec: what was asked for.
+    """
+
+    spec: TableSpec
+
+    def __init__(self, spec: TableSpec, engine: SparseEngine) -> None:
+        self.spec = spec
+        self.name, self.dim, self.trainable = spec.name, spec.dim, spec.trainable
+        self.engine = engine
+        self.handle = torch.empty(0, requires_grad=spec.trainable)
+
+    def row_ranges(self) -> list[tuple[int, int]]:
+        """The rows that this process holds, also in part: (first, one past the last)."""
+        return [(0, self.spec.num_rows)]
+
+    @abstractmethod
+    def parts(self) -> Iterator[TablePart]:
+        """All that was learned, as far as this process has to save it."""
+
+    @abstractmethod
+    def write(self, rows: Array, weights: Array) -> None:
+        """Set rows."""
+
+    @abstractmethod
+    def memory(self) -> TableMemory:
+        """Touched rows and what they cost in this process."""
+
+    def row_states(self) -> tuple[Array, dict[str, Array]]:
+        """The touched rows that this process holds, and their states by name, each [rows, width]."""
+        return joined_states(list(self.parts()))
+
+
+def joined_states(parts: Sequence[TablePart]) -> tuple[Array, dict[str, Array]]:
+    """The rows of all parts, and their states by name."""
+    if not parts:
+        return np.empty(0, np.int64), {}
+    rows = np.concatenate([part.row_ids for part in parts])
+    return rows, {name: np.concatenate([part.states[name] for part in parts]) for name in parts[0].states}
+
+
+# --- engines ---
+
+
+class TableEngine(SparseEngine):
+    """Tables with their waiting gradients, whoever looks them up."""
+
+    tables: Mapping[str, EmbeddingTable]
+
+
+class EmbeddingEngine(nn.Module, TableEngine):
+    """Embedding tables, and the lookups into them.
+
+    Attributes:
+        tables: by name.
+        keys: order of the features in the `ids` of a forward call.
+        sequence_keys: order of the features in its `sequences`.
+    """
+
+    keys: tuple[str, ...]
+    sequence_keys: tuple[str, ...]
+
+    @property
+    def sends_ahead(self) -> bool:
+        """Whether it pays to send ids before they are needed: there are other processes."""
+        return False
+
+    @abstractmethod
+    def prepare(self, ids: IdsLike | None, sequences: IdsLike | None = None) -> PreparedIds:
+        """The ids of a batch, on their way to be looked up. Other processes are not asked.
+
+        Raises:
+            DataError: an id is outside its table, and the engine can tell already.
+        """
+
+    def forward(self, ids: IdsLike | None, sequences: IdsLike | None = None) -> EmbeddedIds:
+        """Look up every lookup's bags.
+
+        Raises:
+            DataError: an id is outside its table.
+        """
+        return self.prepare(ids, sequences).look_up()
+
+    def table(self, name: str) -> EmbeddingTable:
+        """A table by name."""
+        if name not in self.tables:
+            raise KeyError(f"no table '{name}'{nearest(name, self.tables)}")
+        return self.tables[name]
+
+    def memory(self) -> list[TableMemory]:
+        """Touched rows, and bytes of weights, state and index, by table, of this process alone."""
+        return [table.memory() for table in self.tables.values()]
+
+    @abstractmethod
+    def export_table(self, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """The touched rows that this process holds whole, and their weights as float32 [rows, dim]."""
+
+    def import_table(self, name: str, row_ids: npt.ArrayLike, weights: npt.ArrayLike) -> None:
+        """Set rows of a table, such as `export_table` gave; those of other processes are left out."""
+        self.table(name).write(np.asarray(row_ids, np.int64), np.asarray(weights, np.float32))
+
+
+EngineMaker = Callable[..., EmbeddingEngine]
+"""Makes an engine from (tables, lookups, keys=, sequence_keys=, seed=)."""
+
+
+def check_specs(
+    tables: Sequence[TableSpec],
+    lookups: Sequence[LookupSpec],
+    keys: Sequence[str],
+    sequence_keys: Sequence[str],
+) -> None:
+    """Refuse tables and lookups that do not fit together, with ValueError."""
+    names = [spec.name for spec in tables]
+    if len(set(names)) != len(names):
+        raise ValueError(f"table names must be unique, got {names}")
+    if len({spec.name for spec in lookups}) != len(lookups):
+        raise ValueError(f"lookup names must be unique, got {[spec.name for spec in lookups]}")
+    for spec in lookups:
+        if spec.table not in names:
+            raise ValueError(f"lookup '{spec.name}': no table '{spec.table}'{nearest(spec.table, names)}")
+        known = sequence_keys if spec.sequence else keys
+        if spec.key not in known:
+            raise ValueError(f"lookup '{spec.name}': no key '{spec.key}'{nearest(spec.key, known)}")
+        if spec.pooling not in ("sum", "mean"):
+            raise ValueError(f"pooling must be 'sum' or 'mean', got '{spec.pooling}' for '{spec.name}'")
