@@ -1,4 +1,24 @@
-"""From files to batches."""
+"""From files to batches.
+
+    file ─▶ Fragment ─▶ Segment ─▶ Block ─▶ Window ─▶ Unit ─▶ Encoded ─▶ Batch
+            smallest    what a     rows as  what is   what is   NumPy     torch
+            run to read rank reads they are shuffled  encoded   arrays    tensors
+            (row group) of one     read     at once   at once
+    ╰── readers/ ──╯ ╰─ order ─╯ ╰readers/╯ ╰─── units ───╯ ╰ encoder ╯ ╰ batching ╯
+
+What happens in which file:
+
+    order      which rows a rank reads in an epoch, in which order: arithmetic over row counts and a seed
+    readers/   files of a format as fragments, and the rows of a fragment in blocks
+    pipeline   the threads: they read segments and encode units, ahead of who asks for batches
+    units      blocks are collected into windows, whose rows are shuffled, and these are cut into units
+    encoder    columns of a unit become ids and floats (features/, one file a kind); coded: texts that a file
+               keeps in a dictionary are encoded once each; targets: labels, weights and keys
+    faults     what is wrong with a row, found while it is encoded; bad_rows: stop there, or skip and count
+    batching   all of this for a unit: its batches, with negatives (samplers/)
+    position   where a rank stands, as checkpoints keep it; what is left of an epoch, for other ranks
+    loader     the whole, epoch after epoch
+"""
 
 from __future__ import annotations
 

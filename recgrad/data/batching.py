@@ -15,16 +15,15 @@ from recgrad.data.arrow_columns import without_dictionary
 from recgrad.data.bad_rows import Skipped, add_unparsed, fail, skip
 from recgrad.data.batch import Batch, Origin
 from recgrad.data.coded import CodedEncoder
-from recgrad.data.costs import are_costs, cost_values
 from recgrad.data.encoded import Encoded
 from recgrad.data.faults import Faults
 from recgrad.data.samplers.sampler import Place, Sampler
 from recgrad.data.targets import EncodedTargets, Targets, encode_targets
-from recgrad.data.units import Unit
+from recgrad.data.units import Unit, are_costs, cost_values
 
 
 @dataclass(frozen=True)
-class Delivery:
+class LoadedBatch:
     """One batch as the loader hands it over.
 
     Attributes:
@@ -42,10 +41,10 @@ class Delivery:
 
 
 @dataclass(frozen=True)
-class EncodedUnit:
+class LoadedUnit:
     """The batches of a unit, and the bad rows that were left out."""
 
-    deliveries: tuple[Delivery, ...]
+    batches: tuple[LoadedBatch, ...]
     skipped: Skipped | None
 
 
@@ -79,7 +78,7 @@ class UnitEncoder:
     sampler: Sampler | None = None
     pin: bool = False
 
-    def __call__(self, unit: Unit) -> EncodedUnit:
+    def __call__(self, unit: Unit) -> LoadedUnit:
         """The batches of a unit.
 
         Raises:
@@ -111,13 +110,13 @@ class UnitEncoder:
             cuts, bounds = self._join_small(cuts, bounds)
         carried = pa.table({name: without_dictionary(columns[name]) for name in self.carry})
         origin = Origin(self.files, torch.from_numpy(file_index), torch.from_numpy(rows))
-        deliveries = []
+        batches = []
         for i, part in enumerate(encoded.cut(cuts.tolist())):
             at = int(cuts[i])
             taken = slice(at, at + part.size)
             batch = Batch.of(part, origin=_cut_origin(origin, taken), **_cut_targets(targets, taken))
-            deliveries.append(self._deliver(batch, carried, columns, at, (bounds[i], bounds[i + 1]), unit))
-        return EncodedUnit(tuple(deliveries), skipped)
+            batches.append(self._deliver(batch, carried, columns, at, (bounds[i], bounds[i + 1]), unit))
+        return LoadedUnit(tuple(batches), skipped)
 
     def _encode(
         self, columns: Mapping[str, pa.Array], size: int, mask: np.ndarray | None, faults: Faults
@@ -133,7 +132,7 @@ class UnitEncoder:
         at: int,
         rows: tuple[int, int],
         unit: Unit,
-    ) -> Delivery:
+    ) -> LoadedBatch:
         (start, stop), size = rows, batch.size
         if self.sampler is not None:
             read = {name: columns[name].slice(at, size) for name in self.sampler.columns}
@@ -141,7 +140,7 @@ class UnitEncoder:
             batch = self.sampler.sample(batch, read, Place(unit.epoch, unit.rank, start))
         if self.pin:
             batch = batch.pin_memory()
-        return Delivery(batch, carried.slice(at, size), start, stop, stop - start - size)
+        return LoadedBatch(batch, carried.slice(at, size), start, stop, stop - start - size)
 
     def _join_small(self, cuts: np.ndarray, bounds: Sequence[int]) -> tuple[np.ndarray, list[int]]:
         """Bounds without batches that bad rows left empty or with one row, where a neighbour takes it."""

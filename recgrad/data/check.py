@@ -14,9 +14,9 @@ from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
 from recgrad.data.order import plan_epoch
 from recgrad.data.readers.build import check_declared, open_reader
-from recgrad.data.readers.reader import Reader
+from recgrad.data.readers.reader import Block, Reader
 from recgrad.data.targets import Targets, check_number, check_types, encode_targets, find_targets
-from recgrad.data.units import Part, Piece, Unit, Window
+from recgrad.data.units import Unit, Window, WindowSlice
 from recgrad.errors import DataError, Problem, RecgradError
 
 
@@ -86,8 +86,7 @@ def _check_sample(reader: Reader, encoder: FeatureEncoder, targets: Targets, sam
         wanted = left // (len(picked) - number)
         for block in reader.read(fragment, columns):
             count = min(wanted, block.table.num_rows)
-            piece = Piece(block.table, fragment.file, fragment.first_row, block.bad).slice(0, count)
-            faults = _encode(piece, encoder, targets, columns)
+            faults = _encode(block.slice(0, count), encoder, targets, columns)
             for fault in faults.firsts():
                 text = describe(fault, reader.files[fragment.file], fragment.first_row + fault.row)
                 found.setdefault((fault.feature, fault.reason), text)
@@ -96,10 +95,10 @@ def _check_sample(reader: Reader, encoder: FeatureEncoder, targets: Targets, sam
     return list(found.values())
 
 
-def _encode(piece: Piece, encoder: FeatureEncoder, targets: Targets, columns: Sequence[str]) -> Faults:
-    count = piece.table.num_rows
+def _encode(block: Block, encoder: FeatureEncoder, targets: Targets, columns: Sequence[str]) -> Faults:
+    count = block.table.num_rows
     plan = plan_epoch([count], batch_size=max(count, 1), shuffle=False, window_batches=1, seed=0, epoch=0)
-    unit = Unit(0, (Part(Window(0, 0, (piece,), plan), 0, count),), (0, count))
+    unit = Unit(0, (WindowSlice(Window(0, 0, (block,), plan), 0, count),), (0, count))
     arrays = unit.columns(columns)
     faults = Faults()
     add_unparsed(faults, unit.bad())

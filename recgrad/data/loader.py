@@ -11,22 +11,31 @@ import pyarrow as pa
 import torch
 
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
-from recgrad.data.assembly import Assembler
 from recgrad.data.bad_rows import BadRowTally
 from recgrad.data.batch import Batch, KeyedJagged
-from recgrad.data.batching import Delivery, EncodedUnit, UnitEncoder
+from recgrad.data.batching import LoadedBatch, LoadedUnit, UnitEncoder
 from recgrad.data.coded import CodedEncoder
 from recgrad.data.features.base import Feature
 from recgrad.data.loader_settings import LoaderSettings, resolve_settings
 from recgrad.data.order import EpochPlan, Segment, plan_epoch, take_segments
 from recgrad.data.pipeline import Pipeline
-from recgrad.data.position import RANKS, Position, identify, split_positions
+from recgrad.data.position import (
+    RANKS,
+    Lot,
+    Position,
+    Share,
+    deal_batches,
+    deal_rows,
+    identify,
+    join_lots,
+    lots_left,
+    split_positions,
+)
 from recgrad.data.readers.build import check_declared, open_reader
-from recgrad.data.readers.reader import BLOCK_ROWS, Reader
+from recgrad.data.readers.reader import BLOCK_ROWS, Block, Reader
 from recgrad.data.samplers.build import build_sampler, leaves_unused
-from recgrad.data.shares import Lot, Share, deal_batches, deal_rows, join_lots, lots_left
 from recgrad.data.targets import Targets, check_number, check_types, find_targets
-from recgrad.data.units import Part, Piece, Unit, Window
+from recgrad.data.units import Assembler, Unit, Window, WindowSlice
 from recgrad.errors import DataError
 
 __all__ = ["Loader", "Position", "build_loader"]
@@ -76,15 +85,15 @@ class Loader:
 
         Threads run until the iterator ends or is closed.
         """
-        for delivery in self._deliveries(epoch, position):
-            yield delivery.batch
+        for loaded in self._loaded(epoch, position):
+            yield loaded.batch
 
     def epoch_with_rows(
         self, epoch: int = 0, position: Position | None = None
     ) -> Iterator[tuple[Batch, pa.Table]]:
         """As `epoch`, each batch with the carried columns of its rows."""
-        for delivery in self._deliveries(epoch, position):
-            yield delivery.batch, delivery.carried
+        for loaded in self._loaded(epoch, position):
+            yield loaded.batch, loaded.carried
 
     def position_from(self, text: str) -> Position:
         """Where this rank goes on, from the positions of all ranks that `join_positions` joined.
@@ -142,7 +151,7 @@ class Loader:
         """A batch of no rows, for a rank that has none where others have; its negatives have no ids."""
         return self._nothing.batch
 
-    def _deliveries(self, epoch: int, position: Position | None) -> Iterator[Delivery]:
+    def _loaded(self, epoch: int, position: Position | None) -> Iterator[LoadedBatch]:
         begin = self._check_position(epoch, position)
         share = begin.share or self._whole(epoch, self.settings.rank, self.settings.world_size)
         here = begin  # this iterator's own: another one of the same loader may run in between
@@ -155,21 +164,21 @@ class Loader:
         for shift, encoded in self._encoded(epoch, share, begin):
             if encoded.skipped is not None:
                 tally.note(encoded.skipped)
-            for delivery in encoded.deliveries:
-                start, stop, bad = delivery.start + shift, delivery.stop + shift, delivery.bad_rows
+            for loaded in encoded.batches:
+                start, stop, bad = loaded.start + shift, loaded.stop + shift, loaded.bad_rows
                 tally.add(stop - start, bad)
-                kept = bool(delivery.batch.size or self._encoder.keep_empty)
+                kept = bool(loaded.batch.size or self._encoder.keep_empty)
                 here = here.after(start, stop, bad_rows=bad, batches=int(kept))
                 self.position = here
                 if kept:
-                    yield delivery
+                    yield loaded
         tally.finish()
         while self._encoder.keep_empty and here.batches < (share.num_batches or 0):
             here = replace(here, batches=here.batches + 1)
             self.position = here
             yield self._nothing
 
-    def _encoded(self, epoch: int, share: Share, begin: Position) -> Iterator[tuple[int, EncodedUnit]]:
+    def _encoded(self, epoch: int, share: Share, begin: Position) -> Iterator[tuple[int, LoadedUnit]]:
         """Units of the share from a position on, each with what makes its rows those of the share."""
         for first, lot in share.numbered():
             shift = first - lot.start
@@ -190,7 +199,7 @@ class Loader:
 
     def _pipeline(
         self, plan: EpochPlan, start: int, stop: int, done: tuple[tuple[int, int], ...]
-    ) -> Pipeline[EncodedUnit]:
+    ) -> Pipeline[LoadedUnit]:
         """Units of rows `start` to `stop` of a plan, without those that are done; windows are read whole."""
         settings = self.settings
         assembler = Assembler(
@@ -215,16 +224,16 @@ class Loader:
             in_order=settings.in_order or settings.cost is not None,
         )
 
-    def _read(self, segment: Segment) -> Iterator[Piece]:
+    def _read(self, segment: Segment) -> Iterator[Block]:
         """The rows of a segment; those of its fragment before and after it are passed over."""
         fragment = self._reader.fragments[segment.fragment]
         at = 0
         for block in self._reader.read(fragment, self._encoder.columns):
-            piece = Piece(block.table, fragment.file, fragment.first_row + at, block.bad)
             size = block.table.num_rows
             low, high = max(segment.start - at, 0), min(segment.stop - at, size)
             if high > low:
-                yield piece.slice(low, high)
+                placed = replace(block, file=fragment.file, first_row=fragment.first_row + at)
+                yield placed.slice(low, high)
             at += size
             if at >= segment.stop:
                 return
@@ -275,17 +284,17 @@ class Loader:
             )
 
     @cached_property
-    def _nothing(self) -> Delivery:
+    def _nothing(self) -> LoadedBatch:
         schema = self._reader.schema
         table = pa.table({name: pa.array([], schema.field(name).type) for name in self._encoder.columns})
-        window = Window(0, 0, (Piece(table, 0, 0),), replace(self._plan(0), shuffle=False))
-        delivery = self._encoder(Unit(0, (Part(window, 0, 0),), (0, 0))).deliveries[0]
-        negatives = delivery.batch.negatives
+        window = Window(0, 0, (Block(table),), replace(self._plan(0), shuffle=False))
+        loaded = self._encoder(Unit(0, (WindowSlice(window, 0, 0),), (0, 0))).batches[0]
+        negatives = loaded.batch.negatives
         if negatives is None:
-            return delivery
+            return loaded
         # Rows that are looked up count as touched, and some optimizers move them without a gradient.
-        batch = replace(delivery.batch, negatives=replace(negatives, sparse=_without_ids(negatives.sparse)))
-        return replace(delivery, batch=batch)
+        batch = replace(loaded.batch, negatives=replace(negatives, sparse=_without_ids(negatives.sparse)))
+        return replace(loaded, batch=batch)
 
 
 def _without_ids(ids: KeyedJagged) -> KeyedJagged:

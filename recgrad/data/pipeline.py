@@ -15,20 +15,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
-from recgrad.data.assembly import Assembler
 from recgrad.data.order import Segment
-from recgrad.data.units import Piece, Unit
+from recgrad.data.readers.reader import Block
+from recgrad.data.units import Assembler, Unit
 from recgrad.openmp import run_on_any_core
 
 R = TypeVar("R")
 
 
 @dataclass
-class _Lane:
+class _Reading:
     """A segment that is being read."""
 
-    pieces: Iterator[Piece]
-    waiting: deque[Piece] = field(default_factory=deque)
+    blocks: Iterator[Block]
+    waiting: deque[Block] = field(default_factory=deque)
     busy: bool = False
     ended: bool = False
     error: Exception | None = None
@@ -39,8 +39,8 @@ class Pipeline(Generic[R]):
 
     Args:
         segments: what to read, in order.
-        read: the pieces of a segment.
-        assembler: makes units of pieces.
+        read: the blocks of a segment.
+        assembler: makes units of blocks.
         encode: makes the result of a unit.
         threads: 0 does the work in the consumer's own thread.
         row_budget: rows that may wait to be encoded; reading pauses above it.
@@ -51,7 +51,7 @@ class Pipeline(Generic[R]):
     def __init__(
         self,
         segments: Sequence[Segment],
-        read: Callable[[Segment], Iterator[Piece]],
+        read: Callable[[Segment], Iterator[Block]],
         assembler: Assembler,
         encode: Callable[[Unit], R],
         *,
@@ -67,8 +67,8 @@ class Pipeline(Generic[R]):
         self._row_budget = row_budget
         self._ahead = max(1, ahead)
         self._in_order = in_order
-        self._lanes: deque[_Lane] = deque()
-        self._max_lanes = max(1, threads)
+        self._readings: deque[_Reading] = deque()
+        self._max_readings = max(1, threads)
         self._units: deque[Unit] = deque()
         self._waiting_rows = 0
         self._encoding = 0
@@ -151,66 +151,70 @@ class Pipeline(Generic[R]):
             self._waiting_rows -= unit.num_rows
             self._encoding += 1
             return partial(self._encode_unit, unit)
-        lane = self._free_lane()
-        if lane is None:
+        reading = self._next_reading()
+        if reading is None:
             return None
-        lane.busy = True
-        return partial(self._read_piece, lane)
+        reading.busy = True
+        return partial(self._read_block, reading)
 
-    def _free_lane(self) -> _Lane | None:
+    def _next_reading(self) -> _Reading | None:
         """The oldest segment that nobody reads, if more rows may wait."""
         room = self._waiting_rows + self._assembler.waiting_rows < self._row_budget
-        # The first lane holds what the next unit needs: when nothing else is to do, it goes on.
+        # The first reading holds what the next unit needs: when nothing else is to do, it goes on.
         starved = not self._units and not self._encoding and not self._results
-        for i, lane in enumerate(self._lanes):
-            if not lane.busy and not lane.ended:
-                return lane if room or (i == 0 and starved) else None
-        if self._segments and len(self._lanes) < self._max_lanes and (room or (starved and not self._lanes)):
-            lane = _Lane(self._read(self._segments.popleft()))
-            self._lanes.append(lane)
-            return lane
+        for i, reading in enumerate(self._readings):
+            if not reading.busy and not reading.ended:
+                return reading if room or (i == 0 and starved) else None
+        if (
+            self._segments
+            and len(self._readings) < self._max_readings
+            and (room or (starved and not self._readings))
+        ):
+            reading = _Reading(self._read(self._segments.popleft()))
+            self._readings.append(reading)
+            return reading
         return None
 
-    def _read_piece(self, lane: _Lane) -> None:
-        piece: Piece | None = None
+    def _read_block(self, reading: _Reading) -> None:
+        block: Block | None = None
         error: Exception | None = None
         try:
-            piece = next(lane.pieces, None)
+            block = next(reading.blocks, None)
         except Exception as caught:
             error = caught
         with self._changed:
-            lane.busy = False
-            if piece is not None:
-                lane.waiting.append(piece)
-                self._waiting_rows += piece.table.num_rows
+            reading.busy = False
+            if block is not None:
+                reading.waiting.append(block)
+                self._waiting_rows += block.table.num_rows
             else:
-                lane.ended = True
-                lane.error = error
+                reading.ended = True
+                reading.error = error
             self._collect()
             self._changed.notify_all()
 
     def _collect(self) -> None:
-        """Hand over what the oldest lanes have read; called with the lock held."""
-        while self._lanes and self._error is None:
-            lane = self._lanes[0]
-            while lane.waiting:
-                piece = lane.waiting.popleft()
-                self._waiting_rows -= piece.table.num_rows
+        """Hand over what the oldest readings have read; called with the lock held."""
+        while self._readings and self._error is None:
+            reading = self._readings[0]
+            while reading.waiting:
+                block = reading.waiting.popleft()
+                self._waiting_rows -= block.table.num_rows
                 try:
-                    units = self._assembler.push(piece)
+                    units = self._assembler.push(block)
                 except Exception as error:
                     self._stop(error)
                     return
                 self._units.extend(units)
                 self._made += len(units)
                 self._waiting_rows += sum(unit.num_rows for unit in units)
-            if not lane.ended:
+            if not reading.ended:
                 return
-            self._lanes.popleft()
-            if lane.error is not None:
-                self._stop(lane.error)
+            self._readings.popleft()
+            if reading.error is not None:
+                self._stop(reading.error)
                 return
-        if not self._lanes and not self._segments:
+        if not self._readings and not self._segments:
             self._ended = True
 
     def _stop(self, error: Exception) -> None:
@@ -218,7 +222,7 @@ class Pipeline(Generic[R]):
         self._error = error
         self._ended = True
         self._segments.clear()
-        self._lanes.clear()
+        self._readings.clear()
 
     def _encode_unit(self, unit: Unit) -> None:
         result: R | None = None

@@ -4,7 +4,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recgrad.data.order import EpochPlan, plan_epoch
-from recgrad.data.shares import Lot, Share, deal_batches, deal_rows, join_lots, lots_left
+from recgrad.data.position import Lot, Share, deal_batches, deal_rows, join_lots, lots_left
 
 BATCH = 4
 

@@ -234,12 +234,12 @@ def test_while_batch_norm_is_estimated(
     recgrad.train(config, model_dir=tmp_path / "whole")
     original, passes = Task.forward, 0
 
-    def forward(self: Task, batch: Any) -> Any:
+    def forward(self: Task, *arguments: Any) -> Any:
         nonlocal passes
         passes += not torch.is_grad_enabled()
         if passes == 5:
             signal.raise_signal(signal.SIGTERM)
-        return original(self, batch)
+        return original(self, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(Task, "forward", forward)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,11 @@ from recgrad.data.features.columns import (
     read_pairs,
     read_positions,
 )
-from recgrad.data.features.config import hash_of
+from recgrad.data.features.config import Setting, hash_of
 from recgrad.data.features.frame import Frame, Input, Pairs, Scope, Slots
 from recgrad.data.features.outputs import Dense, FloatOutput, IdOutput, Sparse
 from recgrad.data.features.spec import FeatureSpec, Kind
 from recgrad.data.features.weights import weighed
-from recgrad.data.hashes import DEFAULT_HASH
 from recgrad.data.hashing import Ints
 from recgrad.errors import DataError
 
@@ -38,36 +37,6 @@ _TABLE_SETTINGS = (
     "storage",
 )
 SIDES = ("user", "item", "context", "feature", "const")
-
-
-@dataclass(frozen=True)
-class SequenceSetting:
-    """How a feature is a sequence: its group's name if any, longest length (0: any), delimiter."""
-
-    name: str | None
-    length: int
-    delimiter: str
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a feature is told beside its own message; `hash` holds where that names none."""
-
-    mode: str
-    multival_sep: str
-    sequence: SequenceSetting | None = None
-    joiner: str = "__"
-    hash: str = DEFAULT_HASH
-
-    @property
-    def prefix(self) -> str:
-        """What the names of a group's members and of their columns begin with; "" outside a group."""
-        return f"{self.sequence.name}{self.joiner}" if self.sequence and self.sequence.name else ""
-
-    @property
-    def generates(self) -> bool:
-        """Whether features are computed here (FG_NORMAL, FG_DAG), not read by their names."""
-        return self.mode in ("FG_NORMAL", "FG_DAG")
 
 
 class Feature:

@@ -9,7 +9,8 @@ from typing import Any
 from recgrad.config.messages import chosen, to_kwargs
 from recgrad.config.names import joiner_of
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
-from recgrad.data.features.base import MODES, Feature, SequenceSetting, Setting
+from recgrad.data.features.base import MODES, Feature
+from recgrad.data.features.config import SequenceSetting, Setting
 from recgrad.data.features.registry import FEATURES
 from recgrad.data.hashes import DEFAULT_HASH
 from recgrad.errors import ConfigError, Problem

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from recgrad.config.messages import to_kwargs
 from recgrad.data.features.buckets import (
@@ -22,13 +23,41 @@ from recgrad.data.features.buckets import (
 from recgrad.data.features.columns import Values
 from recgrad.data.features.normalizers import Normalizer, build_normalizer
 from recgrad.data.features.outputs import FloatOutput, IdOutput
+from recgrad.data.hashes import DEFAULT_HASH
 from recgrad.data.hashing import Ints
-
-if TYPE_CHECKING:
-    from recgrad.data.features.base import Setting
 
 BUCKETS = ("hash_bucket_size", "num_buckets", "vocab_list", "vocab_dict", "vocab_file", "boundaries")
 _INTEGERS = ("int", "int32", "int64", "bigint")
+
+
+@dataclass(frozen=True)
+class SequenceSetting:
+    """How a feature is a sequence: its group's name if any, longest length (0: any), delimiter."""
+
+    name: str | None
+    length: int
+    delimiter: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a feature is told beside its own message; `hash` holds where that names none."""
+
+    mode: str
+    multival_sep: str
+    sequence: SequenceSetting | None = None
+    joiner: str = "__"
+    hash: str = DEFAULT_HASH
+
+    @property
+    def prefix(self) -> str:
+        """What the names of a group's members and of their columns begin with; "" outside a group."""
+        return f"{self.sequence.name}{self.joiner}" if self.sequence and self.sequence.name else ""
+
+    @property
+    def generates(self) -> bool:
+        """Whether features are computed here (FG_NORMAL, FG_DAG), not read by their names."""
+        return self.mode in ("FG_NORMAL", "FG_DAG")
 
 
 class AsIntegers:

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from recgrad.config.messages import chosen
-from recgrad.data.features.base import Feature, SequenceSetting, Setting
+from recgrad.data.features.base import Feature
+from recgrad.data.features.config import SequenceSetting, Setting
 from recgrad.data.features.registry import FEATURES
 
 

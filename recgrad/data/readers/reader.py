@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -77,10 +77,21 @@ class Block:
     Attributes:
         table: the columns asked for.
         bad: values that could not be parsed.
+        file: index of the file; the loader sets it, as the next.
+        first_row: row number, in the file, of the first row.
     """
 
     table: pa.Table
-    bad: tuple[BadValue, ...] = field(default=())
+    bad: tuple[BadValue, ...] = ()
+    file: int = 0
+    first_row: int = 0
+
+    def slice(self, start: int, stop: int) -> Block:
+        """Rows `start` to `stop` of the block."""
+        if start == 0 and stop == self.table.num_rows:
+            return self
+        bad = tuple(replace(item, row=item.row - start) for item in self.bad if start <= item.row < stop)
+        return Block(self.table.slice(start, stop - start), bad, self.file, self.first_row + start)
 
 
 class Reader(ABC):
