@@ -1,4 +1,23 @@
-"""All tables of one dim: their lookups are one kernel call, their update another."""
+"""All tables of one dim: their lookups are one kernel call, their update another.
+
+Memory of a forward pass. Pooled lookups are columns of one block, so that neighbours are one view of it and
+the model's first layer reads what the kernel wrote; a sequence lookup has a tensor of its own:
+
+             column 0   column 1   …  pooled − 1          pooled, …
+    row 0   ┌ dim ────┬ dim ────┬   ┬ dim ────┐          ┌ dim ────┐ position 0
+    row 1   │         │         │ … │         │          │         │ position 1
+            └─────────┴─────────┴   ┴─────────┘          └─────────┘ …
+            block [rows, pooled · dim]                   sequences[column] [positions, dim]
+
+    matrix   int64 [tables, TABLE_COLUMNS]     the tables; kernels write counts into it, so it never moves
+    lines    int64 [columns, LOOKUP_COLUMNS]   where the ids of each column are, and where its vectors go
+
+Lines of a batch are those of its shape (`Frame`, kept) plus the addresses of this batch's arrays: one
+addition in NumPy, whatever the number of columns. A forward pass gives them to the lookup kernel; backward
+takes copies with gradients for outputs (`keep`, pending.py); an update gives those to the planner, whose
+plan the update kernel reads. `reduce` replaces sources by sums per row, for those who need these before the
+update (norms, clamping).
+"""
 
 from __future__ import annotations
 
@@ -274,7 +293,7 @@ class DimGroup:
     def _limits(self, limits: dict[int, float]) -> dict[int, float]:
         """The limits that are left to apply: an output's gradient is clamped once, before rows are summed."""
         limited = frozenset(t for t, limit in limits.items() if limit != math.inf)
-        if limited:
+        if limited:  # an output that was taken twice has one gradient, the sum: that is what is clamped
             self.sources = per_output(self.sources, limited, self.dim)
         summed: Tables = frozenset().union(*(s.tables for s in self.sources if s.order == SUMMED))
         for t in sorted(summed & limits.keys()):

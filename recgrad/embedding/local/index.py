@@ -4,6 +4,13 @@ Open addressing with linear probing; an entry is one int64, slot · 2³² + row 
 empty. Slots are handed out in order and never move, so growing needs no pause: a doubled
 index is put beside the old one, new rows go to the new one, and every batch moves some of the old
 entries over. A row that is in both has the same slot in both.
+
+    INDEX      2^BITS entries:      · [slot 2|row 7] ·  · [slot 0|row 9][slot 3|row 4] ·  ·
+    OLD_INDEX  2^OLD_BITS entries:  [slot 0|row 9] · [slot 1|row 5] ·
+               ╰── MOVED: these are in INDEX too ──╯
+
+`find` asks the new index, then the old one. Lookups of other threads read while `find_or_add` of the one
+thread that plans a table writes: never at the same time, because forward passes and updates take turns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,19 @@
-"""The columns of the integer tables through which Python and kernels speak."""
+"""The columns of the integer tables through which Python and kernels speak.
+
+A table in memory. Slots are all reserved at once (memory.py) and paid for by the page when they are written:
+
+    WEIGHTS ─▶ ┌ slot 0 ──────────────┬ slot 1 ──────────────┬ …      STRIDE bytes each
+               │ dim weights of KIND  │                      │
+               │ (DIRECTION, update)  │                      │        only where rows catch up (HISTORY)
+               └──────────────────────┴──────────────────────┴
+    states ──▶ ┌ slot 0: width float32 ┬ slot 1 ┬ …                   one region a state (table.StateArray)
+
+    plain      slot = row
+    compact    INDEX ─▶ 2^BITS entries, row ─▶ slot; slots are handed out in the order of first updates
+
+A slot whose first element is all zero bits was never written: its row reads as the initialiser's value of
+(KEY, row), see rows.py. A batch that looks up new rows therefore writes nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,20 @@
-"""Gradients that wait for an update."""
+"""Gradients that wait for an update.
+
+Backward copies nothing: it notes where autograd has left the gradient of an output, beside where the ids
+lie that the output was made of, as lines of the lookup matrix (layout.py).
+
+    forward                                  backward of columns 1 … 2 (`DimGroup.keep`)
+    block [rows, 3 · dim]                    gradient [rows, 2 · dim], a tensor of autograd
+    ┌────┬────┬────┐                         ┌────┬────┐
+    │ c0 │ c1 │ c2 │                         │ c1 │ c2 │
+    └────┴────┴────┘                         └────┴────┘
+    lines: TABLE IDS OFFSETS BAGS …          the same lines, with VECTORS into the gradient: a Source
+
+A Source keeps alive the gradient and the ids. Sources are added up by row in the order of their forward
+passes (`order`), not in that in which autograd comes by, which may differ from run to run. All that
+optimizers ask for before the update (scaling, clipping by value or norm, dropping) is done on sources;
+scaling and clamping make new tensors, because autograd's own may have other readers.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +77,11 @@ def only(source: Source, members: Tables) -> Source | None:
 
 
 def per_output(sources: Sequence[Source], members: Tables, dim: int) -> list[Source]:
-    """The same gradients, with one for each output of some tables: the sum over the uses of it."""
+    """The same gradients, with one for each output of some tables: the sum over the uses of it.
+
+    A model may take an output twice (a field that is part of two groups). Autograd would have added up the
+    two gradients if they were one tensor; a limit per element means that sum, so it is made before clamping.
+    """
     uses: dict[tuple[int, bytes], list[tuple[Source, int]]] = {}
     for source in sorted(sources, key=lambda s: s.order):
         if source.order != SUMMED:

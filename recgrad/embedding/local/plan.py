@@ -1,9 +1,29 @@
 """The plan of an update: the distinct rows of each table and, for each, where its gradients are.
 
-One task per table. A scratch hash table over the batch's ids, or a direct map for a small
-table, numbers the distinct rows in order of appearance; a prefix sum over their counts then
-gives every row the list of its gradient addresses, in the order of the batch. No sort, no atomics,
-one order of summation.
+An id that occurs n times in a batch is one row with n gradients, which are to be added up in the order of the
+batch, whatever thread does it. The plan is a list of gradient addresses, row after row (as a sparse matrix in
+CSR form), made by counting as a radix sort does: no comparison, no atomics, one order of summation.
+
+Example: one table, ids 7 2 7 9 2 7 of a batch, gradients at g0 … g5.
+
+    arrange_task   sources of gradients are sorted by table, and each table is a job: its slice of all arrays
+                   below begins at JOB_START and is as long as it has ids (occurrences)
+    _number_rows   rows are numbered as they appear, by a hash table of this thread that fits the cache
+                   (or by the row itself, where the table is small)
+                       ROW_NUMBERS  7  2  9  ·  ·  ·        distinct rows
+                       ENDS         3  2  1  ·  ·  ·        how often each occurs
+                       NUMBERS      0  1  0  2  1  0        of each occurrence, scratch
+    _begin_lists   counts become where each list begins; every OCCURRENCES_PER_TASK or so a task of the update
+                   ends, always between two rows, so that each row has one owner
+                       ENDS         0  3  5                 CUTS  0
+    _place         each occurrence puts its gradient's address at its row's next place
+                       GRADIENTS    g0 g2 g5 g1 g4 g3
+                       ENDS         3  5  6                 now where each list ends
+    _assign_slots  compact tables: row ─▶ slot, in the one place where slots are handed out
+
+A job is one task of one thread, because numbering is serial; the update that follows is cut finer. Where
+bags are long (PACK_FROM), each gradient is read by several rows, and in the batch's wide block each lies on a
+page of its own: they are copied side by side first, which spares address translation.
 """
 
 from __future__ import annotations
@@ -205,9 +225,10 @@ def _number_rows(
         p, q = _span(sources + 8 * LOOKUP_COLUMNS * s)
         n += q - p
     bits = _bits(n, limit)
+    # Places for all rows of the table: a row's place is its number, and no two rows can meet.
     direct = (1 << bits) >= limit
     mask = (1 << bits) - 1
-    for i in range(0, mask + 1, 2):
+    for i in range(0, mask + 1, 2):  # two places, −1 each, in one store
         store_i64(places + 4 * i, -1)
     distinct = 0
     for s in range(field(job, JOB_SOURCE), field(job, JOB_SOURCES)):
@@ -215,6 +236,7 @@ def _number_rows(
         p, q = _span(sources + 8 * LOOKUP_COLUMNS * s)
         for i in range(p, q):
             row = load_i64(ids + 8 * i)
+            # Fibonacci hashing: the highest bits of a product, which depend on all bits of the row.
             j = row if direct else ((row * GOLDEN) >> (64 - bits)) & mask
             if row < 0 or row >= limit:
                 return -1
@@ -246,6 +268,7 @@ def _begin_lists(a: int, number: int, job: int, ends: int, distinct: int) -> Non
     for u in range(distinct):
         count = load_i64(ends + 8 * u)
         store_i64(ends + 8 * u, at)
+        # A row with many gradients may pass several of these marks: the tasks after it are then empty.
         if at >= due:
             store_i64(cuts + 8 * task, start + u)
             task += 1
@@ -308,6 +331,7 @@ def _place_scaled(
 def _assign_slots(table: int, rows: int, slots: int, distinct: int) -> None:
     """Slots of the distinct rows of a compact table; rows that have none get the next."""
     before = field(table, COUNT)
+    # Entries lie anywhere in the index: 16 are on their way from memory while one is looked at.
     for u in range(min(16, distinct)):
         prefetch_entry(table, load_i64(rows + 8 * u))
     for u in range(distinct):

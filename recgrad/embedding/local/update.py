@@ -1,9 +1,24 @@
 """The update kernel: sums each row's gradients and applies an optimizer's rule, in one pass.
 
-A task is a range of distinct rows of one table. Some rows at a time are staged, gradients,
-weights and states side by side, into small flat arrays that stay in the first-level cache;
-the rule runs over them as one long loop, which the compiler turns into vector code; and the rows
-are written back. Each row has one owner, so nothing is atomic.
+A task is a range of distinct rows of one table, as the plan has cut them. Each row has one owner, so
+nothing is atomic. For `staged_rows` rows at a time:
+
+    memory, anywhere                     stage ──▶      on the stack of the thread, in the L1 cache
+    gradients of row 0: g0 + g2 + g5                    g       [row 0 | row 1 | … ]   rows · dim, flat
+    weights   slot of row 0, slot of row 1 …            w       [row 0 | row 1 | … ]
+    state k   slot of row 0, slot of row 1 …            states  [row 0 | row 1 | … ]   one line a state
+                                                             │
+                                                        rule(w, g, states, rows, dim, h): one long loop over
+                                                        rows · dim, which the compiler turns into vector code
+    weights, states                      ◀── unstage         │
+
+Why staged: rows lie scattered, each shorter than what vector code needs to be fast, and in several types; a
+rule sees neither. What is asked for early (prefetch) arrives while earlier rows are summed. A row that is
+new is drawn from its initialiser in `stage`; a row that has missed updates (HISTORY) is brought up to date
+there; weight decay that is not the rule's own is applied there as well.
+
+`stage` and `unstage` are compiled once and called by address, so that a new rule compiles in a moment; a rule
+itself is inlined into `update_function`'s kernel.
 """
 
 from __future__ import annotations
@@ -148,7 +163,7 @@ def _sum_rows(a: int, job: int, first: int, rows: int, out: int, fetch: bool) ->
     begin = _job(a, job, JOB_START)
     if first > begin:
         begin = field(ends, first - 1)
-    asked = begin
+    asked = begin  # gradients up to here are on their way into the cache
     plain = not scaled and limit == np.inf
     for u in range(first, first + rows):
         end = field(ends, u)
@@ -219,6 +234,7 @@ def stage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int) 
                 state, to = field(places, k) + 4 * slot * width, states + k * pitch + 4 * r * width
                 _copy_state(state, to, width, wide)
         target += 4 * dim
+    # A compact table counts slots when it hands them out; of a plain one, tasks count the rows that are new.
     if new > 0 and field(table, INDEX) == 0:
         simd.fetch_add(table + 8 * COUNT, new)
     _decay(a, job, rows * dim, w, g)
@@ -291,6 +307,7 @@ def unstage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int
             copy_wide(source, row, dim)
             mark_written(row)
         else:
+            # Short types round at random, by (table, update, row): the same for any number of threads.
             key = field(table, KEY) + field(field(a, STEPS), job)
             stream = row_stream(mix(key), field(field(a, ROW_NUMBERS), first + r))
             write(source, row, kind, dim, stream)
