@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from recgrad.cli.command import COMMANDS, Command, heavy_imports
-from recgrad.cli.model_flags import add_model_arguments, open_model
+from recgrad.cli.model_flags import add_model_arguments, open_index, open_model
 from recgrad.errors import RecgradError
 from recgrad.terminal import say
 
@@ -38,7 +38,12 @@ class IndexItems(Command):
             "--embedding-input-path", metavar="PATH", help="ids and vectors instead of MODEL and --items"
         )
         parser.add_argument(
-            "--out", "--index-output-dir", metavar="INDEX", required=True, help="the folder of the index"
+            "--out",
+            "--to",
+            "--index-output-dir",
+            metavar="INDEX",
+            required=True,
+            help="the folder of the index, or a database with pgvector: postgresql://user@host/database",
         )
         parser.add_argument(
             "--id-field", metavar="NAME", default="item_id", help="the column of ids (default: %(default)s)"
@@ -48,6 +53,9 @@ class IndexItems(Command):
             metavar="NAME",
             default="item_tower_emb",
             help="the column of vectors (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--table", metavar="NAME", help="the table in that database (default: recgrad_items)"
         )
         parser.add_argument("--kind", choices=("exact", "hnsw", "ivf", "ivfpq"), help="(default: exact)")
         parser.add_argument("--index-type", choices=tuple(_TYPES), help="TorchEasyRec's name of a kind")
@@ -71,24 +79,25 @@ class IndexItems(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         with heavy_imports():
-            from recgrad.export.index import Index
+            from recgrad.export.index import build_index
+            from recgrad.export.postgres import PREFIXES
         if args.remove:
-            return _remove(args, Index(args.out))
+            return _remove(args, open_index(args.out, args.table))
         kind, similarity = _kind(args)
         embedder = None if args.model is None else open_model(args)
         if args.update:
-            old = Index(args.out)
+            old = open_index(args.out, args.table)
             if embedder is not None:
                 old.check_model(embedder)
             return _update(args, old, *_items(args, embedder)[:2])
         table, vectors, model_similarity, golden = _items(args, embedder)
-        from recgrad.export.index import build_index
-
         settings = _settings(args, kind)
         if similarity and golden is not None and similarity != model_similarity:
             raise RecgradError(
                 f"index: --index-type asks for {similarity}, the model compares by {model_similarity}"
             )
+        if args.out.startswith(PREFIXES):
+            return _write_to_database(args, kind, table, vectors, similarity or model_similarity, golden)
         began = time.perf_counter()
         index = build_index(
             args.out,
@@ -107,6 +116,21 @@ class IndexItems(Command):
         if kind != "exact":
             say(_recall(index, vectors, args.k))
         return 0
+
+
+def _write_to_database(
+    args: argparse.Namespace, kind: str, table: Any, vectors: Any, similarity: str, golden: Any
+) -> int:
+    from recgrad.export.postgres import TABLE, write_postgres
+
+    if kind != "exact":
+        raise RecgradError(f"index: search in PostgreSQL is exact, got kind {kind}; leave --kind out")
+    name, field = args.table or TABLE, args.id_field
+    index = write_postgres(
+        args.out, table, vectors, id_field=field, similarity=similarity, golden=golden, name=name
+    )
+    say(f"{len(index):,} items of {vectors.shape[1]} dims in {index.path}")
+    return 0
 
 
 def _kind(args: argparse.Namespace) -> tuple[str, str]:

@@ -36,3 +36,16 @@ def open_model(args: argparse.Namespace) -> Any:
         edit_config_json=args.edit_config_json,
         custom_code=not args.no_custom_code,
     )
+
+
+def open_index(place: str, table: str | None) -> Any:
+    """An index: a folder, or the table of a database."""
+    from recgrad.errors import RecgradError
+    from recgrad.export.index import Index
+    from recgrad.export.postgres import PREFIXES, TABLE, PostgresIndex
+
+    if place.startswith(PREFIXES):
+        return PostgresIndex(place, table or TABLE)
+    if table is not None:
+        raise RecgradError(f"--table: goes with an index in PostgreSQL, got the folder {place}")
+    return Index(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from recgrad.cli.command import COMMANDS, Command, heavy_imports
-from recgrad.cli.model_flags import add_model_arguments, open_model
+from recgrad.cli.model_flags import add_model_arguments, open_index, open_model
 from recgrad.terminal import say
 
 
@@ -23,6 +23,7 @@ class Recommend(Command):
         parser.add_argument(
             "--index", required=True, metavar="INDEX", help="what `recgrad index` made with MODEL"
         )
+        parser.add_argument("--table", metavar="NAME", help="the table of an index in PostgreSQL")
         parser.add_argument(
             "--users", required=True, metavar="PATH", help="files with the user tower's columns"
         )
@@ -43,9 +44,8 @@ class Recommend(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         with heavy_imports():
-            from recgrad.export.index import Index
             from recgrad.export.recommend import recommend
-        index = Index(args.index)
+        index = open_index(args.index, args.table)
         embedder = open_model(args)
         if args.k > len(index):
             say(

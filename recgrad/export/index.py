@@ -77,7 +77,6 @@ class Index:
     Attributes:
         manifest: what manifest.json says.
         segments: in order.
-        id_field: the column of ids.
         similarity: of the model.
     """
 
@@ -87,7 +86,6 @@ class Index:
         self.kind: str = self.manifest["kind"]
         self.settings = Settings(**self.manifest["settings"])
         self.similarity: str = self.manifest["similarity"]
-        self.id_field: str = self.manifest["id_field"]
         names = self.manifest["segments"]
         self.segments = [Segment.read(self.path / name, self.kind, self.settings) for name in names]
         self.table = pa.concat_tables([segment.table for segment in self.segments], promote_options="default")
@@ -96,6 +94,11 @@ class Index:
         if removed:
             self.live[np.load(self.path / removed)] = False
         self.dim: int = self.manifest["dim"]
+
+    @property
+    def id_field(self) -> str:
+        """The column of ids."""
+        return str(self.manifest["id_field"])
 
     def __len__(self) -> int:
         return int(self.live.sum())
@@ -121,6 +124,10 @@ class Index:
         found = known.numbers(ids)
         return np.where(found < 0, -1, numbers[found]) if len(numbers) else found
 
+    def ids_of(self, numbers: Array) -> pa.Array:
+        """The ids of items by number."""
+        return self.table.column(self.id_field).combine_chunks().take(pa.array(numbers))
+
     def view(self, condition: str | None = None) -> View:
         """What a filter leaves of it, for searching."""
         allowed = self.live
@@ -131,18 +138,8 @@ class Index:
     def check_model(self, embedder: Any) -> None:
         """Raise unless a model gives the items the vectors that they have here."""
         path = self.path / "golden.parquet"
-        if not path.exists():
-            return
-        table = pq.read_table(path)
-        then = np.stack(table.column(VECTOR).to_numpy()).astype(np.float64)
-        now = np.asarray(embedder.embed(table.drop_columns([VECTOR]), "item"), np.float64)
-        scale = np.linalg.norm(then, axis=1) + 1e-12
-        apart = np.linalg.norm(then - now, axis=1) / scale if now.shape == then.shape else np.full(1, np.inf)
-        if apart.max() > SAME:
-            raise RecgradError(
-                f"index '{self.path}'{whole_path(self.path)} was made by another model: its items have other "
-                "vectors by this one; build it again with `recgrad index`, or give the model that made it"
-            )
+        if path.exists():
+            check_golden(pq.read_table(path), embedder, f"{self.path}{whole_path(self.path)}")
 
     # Changes: new files, then a new manifest.
 
@@ -296,6 +293,19 @@ class View:
             again = self._exact(segment, allowed, queries[short], k, sets)
             found.items[short], found.scores[short] = again.items, again.scores
         return found
+
+
+def check_golden(golden: pa.Table, embedder: Any, where: str) -> None:
+    """Raise unless a model gives some items the vectors that they had when the index was made."""
+    then = np.stack(golden.column(VECTOR).to_numpy()).astype(np.float64)
+    now = np.asarray(embedder.embed(golden.drop_columns([VECTOR]), "item"), np.float64)
+    scale = np.linalg.norm(then, axis=1) + 1e-12
+    apart = np.linalg.norm(then - now, axis=1) / scale if now.shape == then.shape else np.full(1, np.inf)
+    if apart.max() > SAME:
+        raise RecgradError(
+            f"index '{where}' was made by another model: its items have other vectors by this one; build it "
+            "again with `recgrad index`, or give the model that made it"
+        )
 
 
 def _of_range(sets: ItemSets, start: int, end: int) -> ItemSets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +12,41 @@ import pyarrow as pa
 from recgrad.data.ids import KnownIds, flat_ids, plain_ids
 from recgrad.data.readers.tables import open_table, read_table
 from recgrad.errors import DataError, RecgradError
-from recgrad.export.index import Index
 from recgrad.export.towers import Embedder, embedded_blocks, write_tables
-from recgrad.retrieval.lists import Found, Ints, ItemSets
+from recgrad.retrieval.lists import Array, Found, Ints, ItemSets
 
 USERS = 4096  # that are searched for at a time
+
+
+class Searched(Protocol):
+    """What may be found: `View` and `PostgresView`."""
+
+    count: int
+
+    def search(self, vectors: Array, k: int, banned: ItemSets | None = None) -> Found:
+        """The k best items of each query."""
+
+
+class Items(Protocol):
+    """An index, wherever it is: `Index` and `PostgresIndex`."""
+
+    path: Any
+
+    @property
+    def id_field(self) -> str:
+        """The column of ids."""
+
+    def numbers(self, ids: pa.Array) -> Ints:
+        """The numbers of ids, −1 for those that it has not."""
+
+    def ids_of(self, numbers: Array) -> pa.Array:
+        """The ids of items by number."""
+
+    def check_model(self, embedder: Any) -> None:
+        """Raise unless a model is that of the index."""
+
+    def view(self, condition: str | None = None) -> Searched:
+        """What a filter leaves of it."""
 
 
 class History:
@@ -30,7 +60,7 @@ class History:
         embedder: says how text files are written.
     """
 
-    def __init__(self, path: str, index: Index, user_field: str, item_field: str, embedder: Embedder) -> None:
+    def __init__(self, path: str, index: Items, user_field: str, item_field: str, embedder: Embedder) -> None:
         users, items = [], []
         for table in read_table(open_table(path, embedder.data), [user_field, item_field]):
             flat = flat_ids(table.column(item_field), ",", f"{path}: column '{item_field}'")
@@ -55,7 +85,7 @@ class History:
 
 def recommend(
     embedder: Embedder,
-    index: Index,
+    index: Items,
     users_path: str,
     output_path: str | Path,
     *,
@@ -121,11 +151,11 @@ def _flat(found: Found) -> tuple[Ints, Ints, Any, Any]:
     return rows, places, found.items[rows, places], found.scores[rows, places]
 
 
-def _lists(name: str, users: pa.ChunkedArray, index: Index, found: Found) -> pa.Table:
+def _lists(name: str, users: pa.ChunkedArray, index: Items, found: Found) -> pa.Table:
     rows, _, items, scores = _flat(found)
     starts = np.zeros(len(users) + 1, np.int64)
     np.cumsum(np.bincount(rows, minlength=len(users)), out=starts[1:])
-    ids = index.table.column(index.id_field).combine_chunks().take(pa.array(items))
+    ids = index.ids_of(items)
     offsets = pa.array(starts, pa.int64())
     return pa.table(
         {
@@ -136,8 +166,8 @@ def _lists(name: str, users: pa.ChunkedArray, index: Index, found: Found) -> pa.
     )
 
 
-def _rows(name: str, users: pa.ChunkedArray, index: Index, found: Found) -> pa.Table:
+def _rows(name: str, users: pa.ChunkedArray, index: Items, found: Found) -> pa.Table:
     rows, places, items, scores = _flat(found)
-    ids = index.table.column(index.id_field).take(pa.array(items))
+    ids = index.ids_of(items)
     columns = {name: users.take(pa.array(rows)), "rank": places + 1, index.id_field: ids, "score": scores}
     return pa.table(columns)

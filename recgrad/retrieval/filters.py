@@ -9,7 +9,7 @@ forms are read.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Gt: pc.greater,
     ast.GtE: pc.greater_equal,
 }
+_FORMS = (ast.Name, ast.Constant, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.List, ast.Tuple)
 
 
 class Filter:
@@ -39,7 +40,7 @@ class Filter:
     def __init__(self, text: str) -> None:
         self.text = text
         try:
-            self._tree = ast.parse(text.strip(), mode="eval").body
+            self.tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise RecgradError(
                 f"filter '{text}': cannot be read ({error}); write it like price < 20 and category == 'shoes'"
@@ -48,13 +49,27 @@ class Filter:
     def mask(self, table: pa.Table) -> Bools:
         """Which rows of a table it is true of."""
         try:
-            found = self._value(self._tree, table)
+            found = self._value(self.tree, table)
             if not isinstance(found, (pa.Array, pa.ChunkedArray)) or not pa.types.is_boolean(found.type):
                 raise self._error("is not a condition")
             mask: Bools = np.asarray(pc.fill_null(found, False), bool)
         except (pa.ArrowException, TypeError) as error:
             raise self._error(f"does not fit the columns ({error})") from error
         return mask
+
+    def check_form(self) -> None:
+        """Raise unless it has the forms that are read, for translating it into another language."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.expr) and not isinstance(node, _FORMS):
+                raise self._error(f"'{ast.unparse(node)}' is not a column, a value or a comparison")
+        if isinstance(self.tree, ast.Constant):
+            raise self._error("is not a condition")
+
+    def check_column(self, name: str, columns: Sequence[str]) -> None:
+        """Raise unless items have a column."""
+        if name not in columns:
+            known = ", ".join(columns)
+            raise self._error(f"no column '{name}'{nearest(name, columns)} (items have: {known})")
 
     def _error(self, what: str) -> RecgradError:
         return RecgradError(f"filter '{self.text}': {what}")
@@ -115,9 +130,7 @@ class Filter:
         return pa.array(there)
 
     def _column(self, name: str, table: pa.Table) -> Any:
-        if name not in table.column_names:
-            known = ", ".join(table.column_names)
-            raise self._error(f"no column '{name}'{nearest(name, table.column_names)} (items have: {known})")
+        self.check_column(name, table.column_names)
         return table.column(name)
 
 

@@ -1,0 +1,204 @@
+"""Search, filters and evaluation over whole catalogues against named peers on the same vectors.
+
+    python benchmarks/retrieval.py [--json FILE] [--rounds N] [--items N]
+
+Each comparison is first checked to find the same items; rounds are interleaved and medians compared.
+The last bar needs gowalla in ../shared/data and is left out without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from google.protobuf import text_format
+from results.bars import Bar, describe_bar, write_bars
+
+import recgrad
+from recgrad.config import PipelineConfig
+from recgrad.export.index import build_index
+from recgrad.retrieval.exact import PackedVectors
+
+DIM, QUERIES, K = 64, 1000, 100
+GOWALLA = Path(__file__).resolve().parents[1] / "../shared/data/gowalla"
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def medians(rounds: int, *functions: Callable[[], Any]) -> list[float]:
+    """The median seconds of each function, called in turn `rounds` times."""
+    times = [[seconds(function) for function in functions] for _ in range(rounds)]
+    return [statistics.median(column) for column in zip(*times)]
+
+
+def against(ours: float, peer: float) -> str:
+    return f"{ours:.2f} s against {peer:.2f} s"
+
+
+def drawn(items: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((items, DIM), np.float32), rng.standard_normal((QUERIES, DIM), np.float32)
+
+
+def check_same(
+    found: np.ndarray, other: np.ndarray, vectors: np.ndarray, queries: np.ndarray, peer: str
+) -> None:
+    """The same items, but for such whose exact scores are closer than float32 tells apart."""
+    for row in range(len(found)):
+        for item in np.setxor1d(found[row], other[row]):
+            last = vectors[found[row, -1]].astype(np.float64) @ queries[row]
+            assert abs(vectors[item].astype(np.float64) @ queries[row] - last) < 1e-4, (peer, row, item)
+
+
+def exact_search(rounds: int, items: int) -> list[Bar]:
+    import faiss
+
+    vectors, queries = drawn(items)
+    packed, flat = PackedVectors(vectors), faiss.IndexFlatIP(DIM)
+    flat.add(vectors)
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    a, b = torch.from_numpy(queries), torch.from_numpy(vectors).t()
+
+    def by_torch() -> np.ndarray:
+        # A matrix of all scores would take 4 GB.
+        return torch.cat([(a[i : i + 250] @ b).topk(K).indices for i in range(0, QUERIES, 250)]).numpy()
+
+    found = packed.search(queries, K).items
+    check_same(found, flat.search(queries, K)[1], vectors, queries, "faiss")
+    check_same(found, by_torch(), vectors, queries, "torch")
+    ours, theirs, torchs = medians(
+        rounds, lambda: packed.search(queries, K), lambda: flat.search(queries, K), by_torch
+    )
+    what = f"exact top-{K} of {items:,} × {DIM} for {QUERIES:,} users: time over"
+    return [
+        Bar(f"{what} IndexFlatIP", ours / theirs, 1, at_least=False, note=against(ours, theirs)),
+        Bar(f"{what} torch.matmul + topk", ours / torchs, 1, at_least=False, note=against(ours, torchs)),
+    ]
+
+
+def filtered_search(rounds: int, items: int) -> Bar:
+    vectors, queries = drawn(items)
+    table = pa.table({"id": np.arange(items), "group": np.random.default_rng(1).integers(0, 20, items)})
+    with tempfile.TemporaryDirectory() as folder:
+        index = build_index(Path(folder) / "index", table, vectors, id_field="id")
+
+        def search(condition: str | None) -> np.ndarray:
+            return index.view(condition).search(queries, K).items
+
+        found = search("group == 3")
+        assert (found >= 0).all()
+        assert (table["group"].to_numpy()[found] == 3).all()
+        plain, filtered = medians(rounds, lambda: search(None), lambda: search("group == 3"))
+    name = "recommend with a filter of 5 %, filter included: time over that without"
+    return Bar(name, filtered / plain, 1.5, at_least=False, note=against(filtered, plain))
+
+
+CONFIG = """
+train_input_path: "{folder}/train.parquet"
+eval_input_path: "{folder}/test.parquet"
+model_dir: "{folder}/model"
+train_config {{
+  sparse_optimizer {{ adam_optimizer {{ lr: 0.001 }} constant_learning_rate {{}} }}
+  dense_optimizer {{ adam_optimizer {{ lr: 0.001 }} constant_learning_rate {{}} }}
+  num_epochs: 1 use_tensorboard: false
+}}
+eval_config {{ catalogue {{
+  item_input_path: "{folder}/items.parquet" item_id_field: "item_id" user_id_field: "user_id" top_k: 20
+}} }}
+data_config {{
+  batch_size: 2048 dataset_type: ParquetDataset fg_mode: FG_NORMAL num_workers: 1 shuffle: true
+  negative_sampler {{
+    input_path: "{folder}/items.txt" num_sample: 1024 attr_fields: "item_id" item_id_field: "item_id"
+  }}
+}}
+feature_configs {{ id_feature {{
+  feature_name: "user_id" expression: "user:user_id" num_buckets: 29858 embedding_dim: 64
+}} }}
+feature_configs {{ id_feature {{
+  feature_name: "item_id" expression: "item:item_id" num_buckets: 40981 embedding_dim: 64
+}} }}
+model_config {{
+  feature_groups {{ group_name: "user" feature_names: "user_id" group_type: DEEP }}
+  feature_groups {{ group_name: "item" feature_names: "item_id" group_type: DEEP }}
+  dssm {{
+    user_tower {{ input: "user" mlp {{ hidden_units: 64 }} }}
+    item_tower {{ input: "item" mlp {{ hidden_units: 64 }} }}
+    output_dim: 64 similarity: COSINE temperature: 0.1
+  }}
+  losses {{ softmax_cross_entropy {{}} }}
+}}
+"""
+
+
+def pairs(*names: str) -> pa.Table:
+    """Users and items of files with a line a user."""
+    users, items = [], []
+    for name in names:
+        for line in (GOWALLA / name).read_text().splitlines():
+            user, *own = map(int, line.split())
+            users += [user] * len(own)
+            items += own
+    return pa.table({"user_id": users, "item_id": items})
+
+
+def evaluation(rounds: int) -> Bar:
+    from recgrad.data.features.build import features_of
+    from recgrad.training.catalogue import CatalogueEvaluation
+    from recgrad.training.run import load_trained
+
+    with tempfile.TemporaryDirectory() as folder:
+        train = pairs("train.txt", "valid.txt")
+        pq.write_table(train, f"{folder}/train.parquet")
+        pq.write_table(pairs("test.txt"), f"{folder}/test.parquet")
+        pq.write_table(pa.table({"item_id": np.arange(40981)}), f"{folder}/items.parquet")
+        counts = np.bincount(train["item_id"].to_numpy(), minlength=40981)
+        lines = [f"{item}\t{count}\t{item}" for item, count in enumerate(counts)]
+        Path(f"{folder}/items.txt").write_text("\n".join(["id:int64\tweight:float\tattrs:string", *lines]))
+        config = text_format.Parse(CONFIG.format(folder=folder), PipelineConfig())
+        trained = PipelineConfig()
+        trained.CopyFrom(config)
+        trained.ClearField("eval_config")
+        trained.eval_input_path = ""
+        result = recgrad.train(trained)
+        epoch = train.num_rows / result.samples_per_sec
+        _, task, features = load_trained(trained, result.model_dir, device=torch.device("cpu"))
+        assert [f.name for f in features] == [f.name for f in features_of(config)]
+
+        def evaluate() -> dict[str, float]:
+            return CatalogueEvaluation(config, features, task.model).run()
+
+        taken = statistics.median(seconds(evaluate) for _ in range(rounds))
+    name = "evaluation of 29,858 users × 40,981 items, files included: time over an epoch"
+    return Bar(name, taken / epoch, 1, at_least=False, note=against(taken, epoch))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each pair (default: %(default)s)")
+    parser.add_argument("--items", type=int, default=1_000_000, help="of the searches (default: %(default)s)")
+    args = parser.parse_args()
+    bars = exact_search(args.rounds, args.items)
+    bars.append(filtered_search(args.rounds, args.items))
+    if GOWALLA.exists():
+        bars.append(evaluation(args.rounds))
+    for bar in bars:
+        print(describe_bar(bar), flush=True)
+    write_bars(args.json, bars)
+
+
+if __name__ == "__main__":
+    main()
