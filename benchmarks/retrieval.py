@@ -25,8 +25,8 @@ from results.bars import Bar, describe_bar, write_bars
 
 import recgrad
 from recgrad.config import PipelineConfig
-from recgrad.export.index import build_index
 from recgrad.retrieval.exact import PackedVectors
+from recgrad.serving.index import build_index
 
 DIM, QUERIES, K = 64, 1000, 100
 GOWALLA = Path(__file__).resolve().parents[1] / "../shared/data/gowalla"

@@ -36,8 +36,9 @@ def main(source: str, target: str) -> None:
     }
     for name, table in tables.items():
         pq.write_table(table, out / f"{name}.parquet")
-    # The sampler's table: id, weight, attributes; places without a visit are drawn too.
-    rows = [f"{item}\t{count + 1}\t{item}" for item, count in enumerate(visits)]
+    # The sampler's table: id, weight, attributes. Drawn by their visits, popular places would be learned
+    # as if they were rare; drawn evenly, their popularity is learned as well.
+    rows = [f"{item}\t1\t{item}" for item in range(size)]
     (out / "sampler.txt").write_text("\n".join(["id:int64\tweight:float\tattrs:string", *rows, ""]))
 
 

@@ -79,8 +79,8 @@ class IndexItems(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         with heavy_imports():
-            from recgrad.export.index import build_index
-            from recgrad.export.postgres import PREFIXES
+            from recgrad.serving.index import build_index
+            from recgrad.serving.postgres import PREFIXES
         if args.remove:
             return _remove(args, open_index(args.out, args.table))
         kind, similarity = _kind(args)
@@ -121,7 +121,7 @@ class IndexItems(Command):
 def _write_to_database(
     args: argparse.Namespace, kind: str, table: Any, vectors: Any, similarity: str, golden: Any
 ) -> int:
-    from recgrad.export.postgres import TABLE, write_postgres
+    from recgrad.serving.postgres import TABLE, write_postgres
 
     if kind != "exact":
         raise RecgradError(f"index: search in PostgreSQL is exact, got kind {kind}; leave --kind out")

@@ -41,8 +41,8 @@ def open_model(args: argparse.Namespace) -> Any:
 def open_index(place: str, table: str | None) -> Any:
     """An index: a folder, or the table of a database."""
     from recgrad.errors import RecgradError
-    from recgrad.export.index import Index
-    from recgrad.export.postgres import PREFIXES, TABLE, PostgresIndex
+    from recgrad.serving.index import Index
+    from recgrad.serving.postgres import PREFIXES, TABLE, PostgresIndex
 
     if place.startswith(PREFIXES):
         return PostgresIndex(place, table or TABLE)

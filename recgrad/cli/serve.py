@@ -13,6 +13,7 @@ class Serve(Command):
     """Serve an exported model over HTTP.
 
     POST /v1/score takes {"rows": [{…}, …]}, {"user": {…}, "items": [{…}, …]} or an Arrow IPC stream;
+    POST /v1/recommend {"user": {…}, "k": 20} with --index;
     GET / is a page to try the model with; /v1/model, /metrics, /healthz and /readyz tell about it.
     A bundle that is put in the place of the served one is taken up without a failed request.
     docs/serving.md has the whole of it.
@@ -26,6 +27,9 @@ class Serve(Command):
         )
         parser.add_argument(
             "--workers", type=int, default=1, metavar="N", help="processes, at most one a core (default: 1)"
+        )
+        parser.add_argument(
+            "--index", metavar="INDEX", help="what `recgrad index` made with this model, for /v1/recommend"
         )
         for role in ("user", "item"):
             parser.add_argument(
@@ -57,6 +61,7 @@ class Serve(Command):
         try:
             settings = ServerSettings(
                 bundle=args.bundle,
+                index=args.index or "",
                 host=args.host,
                 port=args.port,
                 workers=args.workers,

@@ -1,4 +1,4 @@
-"""Whole Arrow columns: gathered, in one piece, without dictionaries."""
+"""Whole Arrow columns and tables: gathered, in one piece, without dictionaries, as bytes."""
 
 from __future__ import annotations
 
@@ -36,3 +36,12 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array:
 def without_dictionary(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """A dictionary column as its values; others as they are."""
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def as_bytes(table: pa.Table) -> bytes:
+    """A small table as bytes, such as for the metadata of a file; `pa.ipc.open_stream` reads them."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    found: bytes = sink.getvalue().to_pybytes()
+    return found

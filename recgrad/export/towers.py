@@ -14,6 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from recgrad.config.proto.data_pb2 import DataConfig
+from recgrad.data.arrow_columns import as_bytes
 from recgrad.data.readers.reader import Reader
 from recgrad.data.readers.tables import open_table, read_table
 from recgrad.errors import RecgradError, whole_path
@@ -138,15 +139,6 @@ def golden_rows(embedder: Embedder, reader: Reader, tower: str) -> pa.Table:
     """A few rows as a tower reads them, with their vectors in the column `__vector__`."""
     first = next(read_table(reader, list(embedder.columns(tower)))).slice(0, GOLDEN_ROWS)
     return first.append_column("__vector__", lists_of(embedder.embed(first, tower)))
-
-
-def as_bytes(table: pa.Table) -> bytes:
-    """A small table for the metadata of a file."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
 
 
 def golden_of_file(path: str) -> pa.Table | None:

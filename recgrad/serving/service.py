@@ -13,6 +13,7 @@ from recgrad.serving.answers import ARROW, JSON, Answer, RequestError, Scored
 from recgrad.serving.batcher import Batcher, Waiting
 from recgrad.serving.holder import ModelHolder
 from recgrad.serving.metrics import Metrics
+from recgrad.serving.recommending import IndexHolder
 from recgrad.serving.requests import ScoreRequest, decode
 from recgrad.serving.scoring import score_requests
 from recgrad.serving.settings import ServerSettings
@@ -71,6 +72,7 @@ class Service:
         self.metrics = metrics
         self.loop = loop
         self.draining = False
+        self.index = IndexHolder(settings.index, settings.poll_s) if settings.index else None
         self._keys = {role: store.key for role, store in settings.stores.items()}
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="aside")
         self.batcher: Batcher[Asked, Answer] = Batcher(

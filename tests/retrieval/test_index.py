@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from recgrad.errors import RecgradError
-from recgrad.export.index import Index, View, build_index
 from recgrad.retrieval.approximate import Settings
 from recgrad.retrieval.lists import Found, ItemSets
+from recgrad.serving.index import Index, View, build_index
 
 ITEMS, DIM = 600, 12
 

@@ -10,7 +10,7 @@ import pytest
 
 from recgrad.cli.main import main
 from recgrad.errors import RecgradError
-from recgrad.export.postgres import PostgresIndex
+from recgrad.serving.postgres import PostgresIndex
 
 pgserver = pytest.importorskip("pgserver", reason="needs pgserver, which brings PostgreSQL with pgvector")
 pytest.importorskip("psycopg")

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from recgrad.data.arrow_columns import as_bytes
 from recgrad.data.ids import KnownIds, plain_ids
 from recgrad.errors import RecgradError
-from recgrad.export.index import check_golden
-from recgrad.export.towers import as_bytes
 from recgrad.retrieval.filters import Filter
 from recgrad.retrieval.interests import search_interests
 from recgrad.retrieval.lists import Array, Found, Ints, ItemSets
+from recgrad.serving.index import check_golden
 
 TABLE = "recgrad_items"
 PREFIXES = ("postgresql://", "postgres://")

@@ -1,0 +1,115 @@
+"""The index that is served beside a model: opened, followed when it changes, searched for a user.
+
+A changed index takes the place of the old one; one that cannot be read, or that another model has made, is
+refused and the old one stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from recgrad.data.faults import Faults
+from recgrad.errors import RecgradError
+from recgrad.retrieval.lists import ItemSets
+from recgrad.serving.answers import RequestError, bad_row
+from recgrad.serving.columns import RowReader, missing
+from recgrad.serving.index import MANIFEST, Index
+from recgrad.serving.joins import add_stored, signature
+from recgrad.serving.requests import Row
+from recgrad.serving.scoring import Served
+
+logger = logging.getLogger("recgrad.serving")
+
+
+class IndexHolder:
+    """The served index, and whether something newer lies in its place.
+
+    Args:
+        path: of the index.
+        every_s: how often it is looked at for changes.
+    """
+
+    def __init__(self, path: str | Path, every_s: float = 1.0) -> None:
+        self.path, self._every_s = Path(path), every_s
+        self._seen = signature(self.path / MANIFEST) if (self.path / MANIFEST).exists() else ""
+        self._index = Index(self.path)
+        self._looked = time.monotonic()
+        self._fits: str | None = None
+        self._lock = threading.Lock()
+
+    def current(self, served: Served) -> Index:
+        """The index to search for this model; raises where another model has made it."""
+        with self._lock:
+            if time.monotonic() - self._looked >= self._every_s:
+                self._looked = time.monotonic()
+                self._look(served)
+            if self._fits != served.version:
+                self._index.check_model(served.scorer)
+                self._fits = served.version
+            return self._index
+
+    def _look(self, served: Served) -> None:
+        try:
+            now = signature(self.path / MANIFEST)
+        except OSError:  # between two versions there may be none for a moment
+            return
+        if now == self._seen:
+            return
+        self._seen = now
+        try:
+            index = Index(self.path)
+            index.check_model(served.scorer)
+        except (RecgradError, OSError) as error:
+            logger.warning("refused %s, the old index stays: %s", self.path, error)
+            return
+        self._index = index
+        logger.info("took up %s, %d items", self.path, len(index))
+
+
+def recommend_rows(
+    served: Served,
+    index: Index,
+    users: Sequence[Row],
+    *,
+    k: int,
+    condition: str | None,
+    exclude: Sequence[Any],
+) -> list[dict[str, list[Any]]]:
+    """The best items of each user, by ids, with their similarities.
+
+    Raises:
+        RequestError: a column of the user tower is missing, or has a bad value.
+    """
+    schema = served.scorer.tower_schema("user")
+    keys = {store.key: store.key_type for store in served.stores}
+    faults = Faults()
+    columns, unknown = RowReader(schema, keys).read_any(users, faults)
+    columns = add_stored(
+        columns, served.stores, {field.name: served.types[field.name] for field in schema}, faults
+    )
+    if (fault := faults.first()) is not None:
+        raise RequestError(422, str(fault), [bad_row(fault, fault.row)])
+    lacking = missing(schema.names, columns, unknown)
+    if lacking is not None:
+        raise RequestError(422, lacking)
+    vectors = served.scorer.embed(pa.table({name: columns[name] for name in schema.names}), "user")
+    banned = None
+    if exclude:
+        numbers = index.numbers(pa.array([str(item) for item in exclude], pa.large_string()))
+        own = numbers[numbers >= 0]
+        owners = np.repeat(np.arange(len(users)), len(own))
+        banned = ItemSets.of(owners, np.tile(own, len(users)), len(users))
+    found = index.view(condition).search(vectors, k, banned)
+    lists = []
+    for items, scores in zip(found.items, found.scores):
+        there = items >= 0
+        lists.append({"items": index.ids_of(items[there]).to_pylist(), "scores": scores[there].tolist()})
+    return lists
