@@ -7,7 +7,7 @@ for them, and the others do not notice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -306,12 +306,18 @@ class _Scoring:
 
     def _result(self, at: int, number: int, scores: Scores) -> Result:
         bad = self.bad.get(number, {})
-        rows = [bad_row(fault, row) for row, fault in list(bad.items())[:MAX_SHOWN_FAULTS]]
         if bad and self.requests[number].on_bad_row == "error":
-            return RequestError(422, _summary(rows, len(bad)), rows, bad_rows=len(bad))
+            return bad_rows_error(bad)
+        rows = [bad_row(fault, row) for row, fault in list(bad.items())[:MAX_SHOWN_FAULTS]]
         start, stop = int(self.starts[at]), int(self.starts[at + 1])
         own = {name: values[start:stop] for name, values in scores.items()}
         return Scored(own, self.served.version, rows, self.ignored[number])
+
+
+def bad_rows_error(bad: Mapping[int, Fault] | Mapping[int | None, Fault]) -> RequestError:
+    """The error of a request by its bad rows; None is its user."""
+    rows = [bad_row(fault, row) for row, fault in list(bad.items())[:MAX_SHOWN_FAULTS]]
+    return RequestError(422, _summary(rows, len(bad)), rows, bad_rows=len(bad))
 
 
 def _summary(rows: Sequence[BadRow], count: int) -> str:
@@ -347,8 +353,7 @@ def model_table(served: Served, request: ScoreRequest) -> pa.Table:
     for row, fault in piece.faults.by_row().items():
         bad[row] = fault
     if bad:
-        rows = [bad_row(fault, row) for row, fault in list(bad.items())[:MAX_SHOWN_FAULTS]]
-        raise RequestError(422, _summary(rows, len(bad)), rows, bad_rows=len(bad))
+        raise bad_rows_error(bad)
     columns = dict(piece.columns)
     if piece.user is not None:
         index = pa.array(np.zeros(request.size, np.int64))

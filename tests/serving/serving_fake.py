@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import socket
 import threading
 import time
@@ -156,6 +157,7 @@ def running(holder: ModelHolder, **limits: Any) -> Iterator[Running]:
     from granian.server.embed import Server
 
     settings = ServerSettings(bundle="fake", port=free_port(), **limits)
+    threads = len(os.listdir("/proc/self/task"))
     ready: list[Running] = []
     stop: list[Any] = []
     started = threading.Event()
@@ -191,6 +193,10 @@ def running(holder: ModelHolder, **limits: Any) -> Iterator[Running]:
     finally:
         stop[0]()
         thread.join(20)
+        # The server's own threads must be gone before the interpreter ends, or they bring it down.
+        until = time.monotonic() + 0.5
+        while len(os.listdir("/proc/self/task")) > threads and time.monotonic() < until:
+            time.sleep(0.01)
 
 
 def wait_for_port(port: int, most_s: float = 20.0) -> None:

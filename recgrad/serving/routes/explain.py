@@ -7,7 +7,8 @@ from typing import Any
 from recgrad.errors import RecgradError
 from recgrad.serving.answers import Answer, RequestError, json_answer
 from recgrad.serving.routes._route import ROUTES, Route
-from recgrad.serving.scoring import model_table
+from recgrad.serving.scorer import BadRowsError
+from recgrad.serving.scoring import bad_rows_error, model_table
 from recgrad.serving.service import HttpRequest
 
 MAX_ROWS = 16
@@ -34,6 +35,8 @@ class Explain(Route):
         try:
             scores = served.scorer.score(table)
             moved = served.scorer.explain(table)
+        except BadRowsError as error:
+            raise bad_rows_error(error.faults.by_row()) from error
         except RecgradError as error:
             raise RequestError(422, str(error)) from error
         answer: dict[str, Any] = {
