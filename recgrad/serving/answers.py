@@ -16,6 +16,8 @@ from recgrad.data.faults import Fault
 JSON = "application/json"
 ARROW = "application/vnd.apache.arrow.stream"
 TEXT = "text/plain; charset=utf-8"
+MAX_MESSAGE = 1000
+"""Characters of an error; what a client sent may be in it."""
 MAX_SHOWN_FAULTS = 100
 """Bad rows that one answer describes; it counts them all."""
 
@@ -63,6 +65,7 @@ class RequestError(Exception):
     def __init__(
         self, status: int, message: str, rows: Sequence[BadRow] = (), *, bad_rows: int | None = None
     ) -> None:
+        message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "…"
         super().__init__(message)
         self.status = status
         self.message = message
@@ -77,6 +80,11 @@ class RequestError(Exception):
             error["rows"] = self.rows
         headers = (("retry-after", "1"),) if self.status in (429, 503) else ()
         return Answer(self.status, _encoder.encode({"error": error}), headers=headers)
+
+
+def _few(names: Sequence[str]) -> list[str]:
+    """Names that a client sent, so that the answer stays short."""
+    return [name if len(name) <= 80 else name[:79] + "…" for name in names[:MAX_SHOWN_FAULTS]]
 
 
 def json_answer(value: Any, status: int = 200) -> Answer:
@@ -122,7 +130,7 @@ class Scored:
         if self.bad:
             body["bad_rows"] = self.bad
         if self.ignored:
-            body["ignored_columns"] = self.ignored
+            body["ignored_columns"] = _few(self.ignored)
         return Answer(200, _encoder.encode(body))
 
     def _arrow(self) -> Answer:
@@ -137,7 +145,7 @@ class Scored:
         if self.bad:
             facts["bad_rows"] = _encoder.encode(self.bad).decode()
         if self.ignored:
-            facts["ignored_columns"] = _encoder.encode(self.ignored).decode()
+            facts["ignored_columns"] = _encoder.encode(_few(self.ignored)).decode()
         table = pa.table(columns).replace_schema_metadata(facts)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
