@@ -46,6 +46,7 @@ A field counts as asked for when it is set to something other than its default.
 NO_EFFECT = {
     "SequenceFeature.sequence_pk": "it is for serving",
     "DataConfig.is_orderby_partition": "files are read in the order of their names",
+    "MINDUserTower.user_seq_combine": "user and interests are always joined side by side",
     "NegativeSamplerV2.user_input_path": "users are those that the edges name",
     "HardNegativeSampler.user_input_path": "users are those that the edges name",
     "HardNegativeSamplerV2.user_input_path": "users are those that the edges name",

@@ -15,6 +15,7 @@ from recgrad.data.features.base import Feature
 from recgrad.data.order import plan_epoch
 from recgrad.data.readers.build import check_declared, open_reader
 from recgrad.data.readers.reader import Block, Reader
+from recgrad.data.samplers.build import provided_features
 from recgrad.data.targets import Targets, check_number, check_types, encode_targets, find_targets
 from recgrad.data.units import Unit, Window, WindowSlice
 from recgrad.errors import DataError, Problem, RecgradError
@@ -31,6 +32,8 @@ def check_data(
     """
     problems = []
     targets = find_targets(config)
+    provided = provided_features(config, features)
+    features = [feature for feature in features if feature.name not in provided]
     for where in ("train_input_path", "eval_input_path"):
         path = getattr(config, where)
         if path and not (where == "eval_input_path" and path == config.train_input_path):

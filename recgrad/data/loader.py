@@ -33,7 +33,7 @@ from recgrad.data.position import (
 )
 from recgrad.data.readers.build import check_declared, open_reader
 from recgrad.data.readers.reader import BLOCK_ROWS, Block, Reader
-from recgrad.data.samplers.build import build_sampler, leaves_unused
+from recgrad.data.samplers.build import build_sampler, leaves_unused, provided_features
 from recgrad.data.targets import Targets, check_number, check_types, find_targets
 from recgrad.data.units import Assembler, Unit, Window, WindowSlice
 from recgrad.errors import DataError
@@ -345,7 +345,7 @@ def build_loader(
         sampler = build_sampler(data, features, reader, training=training, seed=seed)
         if sampler is not None and not training and sampler.describe():
             logger.info("metrics rank each row's item among %s, not the whole catalogue", sampler.describe())
-    provided = sampler.provided if sampler else frozenset[str]()
+    provided = provided_features(config, features) if sampler else frozenset[str]()
     encoder = CodedEncoder([f for f in features if f.name not in provided], reader.coded_columns)
     needed = [*encoder.columns, *targets.columns, *carry_columns]
     needed += [settings.cost[0]] if settings.cost else []

@@ -29,6 +29,15 @@ def normalize_weights(weights: Tensor, group: dist.ProcessGroup | None = None) -
     return torch.where(mean == 0, torch.zeros_like(weights), weights / mean.to(weights.dtype))
 
 
+def total_rows(rows: int, group: dist.ProcessGroup | None = None) -> int:
+    """The rows of all ranks; a collective, as `normalize_weights` is."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1):
+        return rows
+    total = torch.tensor(float(rows), dtype=torch.float64)
+    dist.all_reduce(total, group=group)
+    return int(total)
+
+
 def task_space_weights(indicator: Tensor, inside: float, outside: float) -> Tensor:
     """`inside` for rows whose indicator label is above 0, `outside` for the rest, [rows]."""
     return torch.where(indicator.reshape(-1) > 0, inside, outside)

@@ -9,6 +9,7 @@ from recgrad.lazy import lazy_names
 __all__ = [
     "AITM",
     "AutoInt",
+    "DAT",
     "DBMTL",
     "DC2VR",
     "DCNV1",
@@ -23,6 +24,7 @@ __all__ = [
     "FinalMLP",
     "FinalNet",
     "GDCN",
+    "MIND",
     "MMoE",
     "MODELS",
     "MaskNet",
@@ -37,6 +39,7 @@ __all__ = [
     "RocketLaunching",
     "STEM",
     "SimpleMultiTask",
+    "TDM",
     "WideAndDeep",
     "WuKong",
     "XDeepFM",
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from recgrad.models.autoint import AutoInt
     from recgrad.models.base import MODELS, Model
     from recgrad.models.build import build_model
+    from recgrad.models.dat import DAT
     from recgrad.models.dbmtl import DBMTL
     from recgrad.models.dc2vr import DC2VR
     from recgrad.models.dcn_v1 import DCNV1
@@ -63,6 +67,7 @@ if TYPE_CHECKING:
     from recgrad.models.final_net import FinalNet
     from recgrad.models.gdcn import GDCN
     from recgrad.models.mask_net import MaskNet
+    from recgrad.models.mind import MIND
     from recgrad.models.mmoe import MMoE
     from recgrad.models.multi_tower import MultiTower
     from recgrad.models.multi_tower_din import MultiTowerDIN
@@ -74,6 +79,7 @@ if TYPE_CHECKING:
     from recgrad.models.rocket_launching import RocketLaunching
     from recgrad.models.simple_multi_task import SimpleMultiTask
     from recgrad.models.stem import STEM
+    from recgrad.models.tdm import TDM
     from recgrad.models.wide_and_deep import WideAndDeep
     from recgrad.models.wukong import WuKong
     from recgrad.models.xdeepfm import XDeepFM
@@ -85,6 +91,7 @@ else:
             "AITM": "recgrad.models.aitm",
             "AutoInt": "recgrad.models.autoint",
             "DC2VR": "recgrad.models.dc2vr",
+            "DAT": "recgrad.models.dat",
             "DBMTL": "recgrad.models.dbmtl",
             "DCNV1": "recgrad.models.dcn_v1",
             "DCNV2": "recgrad.models.dcn_v2",
@@ -98,6 +105,7 @@ else:
             "FinalMLP": "recgrad.models.final_mlp",
             "FinalNet": "recgrad.models.final_net",
             "GDCN": "recgrad.models.gdcn",
+            "MIND": "recgrad.models.mind",
             "MMoE": "recgrad.models.mmoe",
             "MODELS": "recgrad.models.base",
             "MaskNet": "recgrad.models.mask_net",
@@ -112,6 +120,7 @@ else:
             "RankMixer": "recgrad.models.rank_mixer",
             "STEM": "recgrad.models.stem",
             "SimpleMultiTask": "recgrad.models.simple_multi_task",
+            "TDM": "recgrad.models.tdm",
             "WideAndDeep": "recgrad.models.wide_and_deep",
             "WuKong": "recgrad.models.wukong",
             "XDeepFM": "recgrad.models.xdeepfm",

@@ -166,6 +166,13 @@ class Model(nn.Module):
         """Further terms of the loss that the model asks for, from its outputs, as the log names them."""
         return {}
 
+    def row_losses(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Further terms of the loss as one value a row, [rows] each, by the names of the log.
+
+        They are added up over the rows of all ranks, or averaged where rows have weights.
+        """
+        return {}
+
     def own_predictions(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Further columns of predictions, from the outputs of evaluation: [rows] or [rows, width] each."""
         return {}

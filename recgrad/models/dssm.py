@@ -17,14 +17,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from recgrad.data.batch import Batch
 from recgrad.models.base import MODELS
 from recgrad.models.batch_ids import PreparedBatch
 from recgrad.models.inputs import Parts
-from recgrad.models.two_towers import TwoTowers
+from recgrad.models.two_towers import TwoTowers, item_rows
 from recgrad.nn.mlp import MLP
 
 
@@ -112,21 +111,11 @@ class DSSM(TwoTowers):
         """Both towers and the similarities."""
         inputs, penalty = self.dropped(self.groups(parts))
         users = self.normed(self.user_tower(inputs[self.user_group]))
-        own, negatives = self._items(inputs[self.item_group], parts)
-        outputs = self.compare(users, own, negatives, parts.comparison)
+        negatives = None
+        if parts.negatives is not None:
+            more, _ = self.dropped(self.groups(parts.negatives))
+            negatives = more[self.item_group]
+        rows = item_rows(inputs[self.item_group], negatives, parts.comparison)
+        items = self.normed(self.item_tower(rows.inputs))
+        outputs = self.compare(users, rows.own(items), rows.negatives(items), parts.comparison)
         return outputs if penalty is None else {**outputs, "regularization": penalty}
-
-    def _items(self, own: Tensor, parts: Parts) -> tuple[Tensor, Tensor | None]:
-        """Vectors of the rows' items and of negatives."""
-        if parts.negatives is None:
-            return self.normed(self.item_tower(own)), None
-        more, _ = self.dropped(self.groups(parts.negatives))
-        negatives = more[self.item_group]
-        places = None if parts.comparison is None else parts.comparison.own
-        if places is not None:
-            # The own items are among the negatives, so that the tower need not see them twice.
-            items = self.normed(self.item_tower(negatives))
-            return items[places], items
-        # One pass of the tower over both, so that batch norm sees what it will see when serving items.
-        items = self.normed(self.item_tower(torch.cat([own, negatives])))
-        return items[: own.shape[0]], items[own.shape[0] :]

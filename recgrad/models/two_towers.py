@@ -12,7 +12,7 @@ must not compare, is −inf.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -162,6 +162,45 @@ class TwoTowers(Model):
         if self.similarity == "EUCLID":
             return -torch.cdist(users, items) * self.scale
         return (users * self.scale) @ items.t()
+
+
+@dataclass(frozen=True)
+class ItemRows:
+    """The inputs of an item tower for own items and negatives, and where these are in it.
+
+    Attributes:
+        inputs: [rows of the tower, width].
+        places: int64 [rows], where the own items are; None when they come first.
+        size: how many own items there are.
+        has_negatives: whether there are negatives beside the own items.
+    """
+
+    inputs: Tensor
+    places: Tensor | None
+    size: int
+    has_negatives: bool
+
+    def own(self, values: Tensor) -> Tensor:
+        """The part of own items."""
+        return values[: self.size] if self.places is None else values[self.places]
+
+    def negatives(self, values: Tensor) -> Tensor | None:
+        """The part of negatives, or None without any."""
+        if not self.has_negatives:
+            return None
+        return values[self.size :] if self.places is None else values
+
+
+def item_rows(own: Tensor, negatives: Tensor | None, comparison: Comparison | None) -> ItemRows:
+    """Own items and negatives for one pass of the tower, so that batch norm sees what serving will show it.
+
+    Own items that are among the negatives, as with a whole catalogue, are not seen twice.
+    """
+    if negatives is None:
+        return ItemRows(own, None, own.shape[0], False)
+    if comparison is not None and comparison.own is not None:
+        return ItemRows(negatives, comparison.own, own.shape[0], True)
+    return ItemRows(torch.cat([own, negatives]), None, own.shape[0], True)
 
 
 def _without(matrix: Tensor, comparison: Comparison | None) -> Tensor:

@@ -13,7 +13,7 @@ from recgrad.data.batch import Batch
 from recgrad.errors import ConfigError, DataError
 from recgrad.losses.base import weighted_mean
 from recgrad.losses.pareto import pareto_weights
-from recgrad.losses.weighting import normalize_weights
+from recgrad.losses.weighting import normalize_weights, total_rows
 from recgrad.metrics.base import Metric
 from recgrad.models.base import Model
 from recgrad.models.batch_ids import PreparedBatch
@@ -65,8 +65,18 @@ class Task(nn.Module):
         for name, value in self.model.own_losses(outputs).items():
             terms[name] = value
             total = total + value
+        for name, rows in self.model.row_losses(outputs).items():
+            terms[name] = self._summed(rows, batch)
+            total = total + terms[name]
         terms["total"] = total
         return terms
+
+    def _summed(self, rows: Tensor, batch: Batch) -> Tensor:
+        """The sum over the rows of all ranks, or the mean of rows with weights."""
+        weights = next(self._heads()).weighting.rows(batch.labels, batch.sample_weights)
+        if weights is not None:
+            return weighted_mean(rows, weights)
+        return weighted_mean(rows, None) * total_rows(batch.size)
 
     def _combine(self, losses: Sequence[Tensor], num_rows: int) -> Tensor:
         """The sum of the tasks' losses, weighted by Pareto where the model asks for it."""

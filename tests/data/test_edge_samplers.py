@@ -446,4 +446,4 @@ def test_evaluation_says_that_it_is_sampled(batches, caplog):
 
 
 def test_every_sampler_is_tested():
-    assert set(SAMPLERS) == {*NAMES, "catalogue_sampler", "in_batch_sampler"}
+    assert set(SAMPLERS) == {*NAMES, "catalogue_sampler", "in_batch_sampler", "tdm_sampler"}

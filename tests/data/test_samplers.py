@@ -318,17 +318,6 @@ def test_a_bad_attribute_is_named_with_its_row(two_towers, open_loader, tmp_path
         list(loader.epoch())
 
 
-def test_samplers_that_are_not_there_are_refused(two_towers, open_loader):
-    text = (
-        "batch_size: 4 tdm_sampler { item_input_path: 'a' edge_input_path: 'b' predict_edge_input_path: 'c' "
-        "item_id_field: 'item' }"
-    )
-    with pytest.raises(
-        ConfigError, match=r"data_config\.tdm_sampler: this sampler is not supported; use .*negative_sampler"
-    ):
-        open_loader(two_towers[0], text, features=FEATURES, model=MODEL)
-
-
 def test_attributes_that_no_feature_reads(two_towers, open_loader):
     text = sampler_text(two_towers[1], fields="other")
     with pytest.raises(

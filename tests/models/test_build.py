@@ -62,6 +62,9 @@ COUNTS = {
     "dc2vr": chain(15, 8, 6) + 2 * chain(6, 6) + 2 * chain(6, 2) + 2 * chain(6, 5, 1) + 20,
     "dssm": chain(5, 8, 5, 4) + chain(8, 5, 4),
     "dssm_v2": chain(5, 8, 5, 4) + chain(8, 5, 4),
+    "dat": chain(5, 8, 5, 4) + chain(8, 5, 4),
+    "mind": chain(5, 8, 5) + 30 + 30 + 20 + chain(9, 6) + 24 + chain(8, 5, 4),
+    "tdm": chain(15, 6, 1) + 1 + chain(20, 8, 5, 1),
 }  # fmt: skip
 
 
@@ -298,7 +301,6 @@ def test_refused_configs(case, config_of, build):
 TAKEN_FOR_GRANTED = """
 deepfm | kernel: TRITON | kernel: 'kernel' is not supported yet
 deepfm | use_pareto_loss_weight: true | use_pareto_loss_weight: needs a model of two or more task_towers
-deepfm | tdm { multiwindow_din { attn_mlp {} } final {} } | tdm: 'tdm' is not supported yet
 deepfm | ENCODERS {} } | sequence_encoders[0]: names no encoder
 mmoe   | num_class: 2 | num_class of a multi-task model belongs into its task_towers
 mmoe   | losses { binary_cross_entropy {} } | losses of a multi-task model belong into its task_towers

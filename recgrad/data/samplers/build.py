@@ -20,6 +20,14 @@ def leaves_unused(config: PipelineConfig) -> bool:
     return bool(in_batch) and config.data_config.WhichOneof("sampler") not in (None, "in_batch_sampler")
 
 
+def provided_features(config: PipelineConfig, features: Sequence[Feature]) -> frozenset[str]:
+    """Names of features that the sampler brings, so that rows of the data need not have their columns."""
+    picked = chosen(config.data_config, "sampler")
+    if picked is None or picked[0] not in SAMPLERS or leaves_unused(config):
+        return frozenset()
+    return SAMPLERS[picked[0]].provides(picked[1], features)
+
+
 def build_sampler(
     data: DataConfig, features: Sequence[Feature], reader: Reader, *, training: bool, seed: int
 ) -> Sampler | None:

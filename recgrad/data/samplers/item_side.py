@@ -109,7 +109,9 @@ def item_features(features: Sequence[Feature], attributes: Sequence[str]) -> lis
     return [f for f in features if f.columns and set(f.columns) <= set(attributes)]
 
 
-def check_items(config: Any, where: str, features: Sequence[Feature]) -> list[Problem]:
+def check_items(
+    config: Any, where: str, features: Sequence[Feature], attributes: Sequence[str] | None = None
+) -> list[Problem]:
     """Settings of an item table without meaning, and attributes that no feature reads."""
     problems = []
     if len(set(config.attr_fields)) != len(config.attr_fields):
@@ -117,7 +119,7 @@ def check_items(config: Any, where: str, features: Sequence[Feature]) -> list[Pr
     if not config.attr_delimiter:
         problems.append(Problem(f"{where}.attr_delimiter", "must not be empty"))
     problems += check_delimiter(config, where)
-    if not item_features(features, config.attr_fields):
+    if not item_features(features, config.attr_fields if attributes is None else attributes):
         problems.append(Problem(f"{where}.attr_fields", "no feature reads these attributes alone"))
     return problems
 

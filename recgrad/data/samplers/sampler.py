@@ -37,11 +37,14 @@ class Sampler(ABC):
 
     Attributes:
         columns: the columns of the data that it reads.
-        provided: names of features that it brings itself, so that they are not read from the rows.
     """
 
     columns: tuple[str, ...]
-    provided: frozenset[str] = frozenset()
+
+    @classmethod
+    def provides(cls, config: Any, features: Sequence[Feature]) -> frozenset[str]:
+        """Names of features that it brings itself, so that they are not read from the rows."""
+        return frozenset()
 
     @classmethod
     @abstractmethod
