@@ -19,6 +19,7 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "DataError",
+    "LoadedModel",
     "PipelineConfig",
     "RecgradError",
     "TrainResult",
@@ -29,7 +30,9 @@ __all__ = [
     "data",
     "edit_config",
     "evaluate",
+    "export_model",
     "load_config",
+    "load_model",
     "losses",
     "metrics",
     "models",
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
     from recgrad.check import check_config
     from recgrad.config import PipelineConfig, edit_config, load_config, save_config
     from recgrad.errors import CheckpointError, ConfigError, DataError, RecgradError
+    from recgrad.export.bundle import export_model
+    from recgrad.export.model import LoadedModel, load_model
     from recgrad.export.predict import predict
     from recgrad.report.comparison import Comparison, compare
     from recgrad.report.page import write_report
@@ -69,7 +74,10 @@ else:
             "compare": "recgrad.report.comparison",
             "edit_config": "recgrad.config",
             "evaluate": "recgrad.training.run",
+            "LoadedModel": "recgrad.export.model",
+            "export_model": "recgrad.export.bundle",
             "load_config": "recgrad.config",
+            "load_model": "recgrad.export.model",
             "predict": "recgrad.export.predict",
             "save_config": "recgrad.config",
             "train": "recgrad.training.run",

@@ -50,7 +50,7 @@ def predict(
         raise RecgradError(f"predict: output '{target}' must end with one of {', '.join(SUFFIXES)}")
     if target.is_dir():
         raise RecgradError(f"predict: output '{target}'{whole_path(target)} is a folder; name a file")
-    effective, task, features = load_trained(
+    trained = load_trained(
         config,
         checkpoint_path,
         edit_config_json=edit_config_json,
@@ -59,9 +59,9 @@ def predict(
         custom_code=custom_code,
     )
     loader = build_loader(
-        effective,
+        trained.config,
         input_path,
-        features=features,
+        features=trained.features,
         training=False,
         carry_columns=carry_columns,
         need_labels=False,
@@ -74,6 +74,7 @@ def predict(
         )
 
     def tables() -> Iterator[pa.Table]:
+        task = trained.task
         with torch.inference_mode():
             for batch, carried in loader.epoch_with_rows():
                 stop.check()

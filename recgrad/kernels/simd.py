@@ -24,7 +24,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-F32, F16, BF16 = 0, 1, 2  # storage kinds, as kernels know them
+F32, F16, BF16, I8 = 0, 1, 2, 3  # storage kinds, as kernels know them; I8 is for reading only
 LANES = 16  # of the widest vector
 LINE = 4 * LANES  # its bytes, and those of a line of the cache
 
@@ -76,6 +76,8 @@ def _loaded(b: Any, address: Any, like: Any, storage: int) -> Any:
         return b.load(_pointer(b, address, _ir(like, _FLOAT)), align=4)
     if storage == F16:
         return b.fpext(b.load(_pointer(b, address, _ir(like, _HALF)), align=2), _ir(like, _FLOAT))
+    if storage == I8:
+        return b.sitofp(b.load(_pointer(b, address, _ir(like, _I8)), align=1), _ir(like, _FLOAT))
     wide = b.zext(b.load(_pointer(b, address, _ir(like, _I16)), align=2), _ir(like, _I32))
     sixteen = [16] * like.width if isinstance(like, Vector) else 16
     return b.bitcast(b.shl(wide, ir.Constant(_ir(like, _I32), sixteen)), _ir(like, _FLOAT))
@@ -92,7 +94,7 @@ def _loader(storage: int) -> Any:
     return intrinsic(load)
 
 
-load, load_half, load_bf16 = _loader(F32), _loader(F16), _loader(BF16)
+load, load_half, load_bf16, load_i8 = (_loader(storage) for storage in (F32, F16, BF16, I8))
 
 
 @intrinsic

@@ -153,6 +153,14 @@ class Model(nn.Module):
         outputs = self.predict(inputs)
         return outputs if penalty is None else {**outputs, "regularization": penalty}
 
+    def scores(self, parts: Parts) -> dict[str, Tensor]:
+        """What prediction needs of `dense_half`: the logits of each row by itself."""
+        return self.dense_half(parts)
+
+    def tower_vectors(self, tower: str, parts: Parts) -> Tensor:
+        """The vectors of a tower, [rows, dim] or [rows, interests, dim], from the parts of its groups."""
+        raise NotImplementedError
+
     def dropped(self, inputs: Inputs) -> tuple[Inputs, Tensor | None]:
         """The inputs after variational dropout, and its penalty."""
         rows, penalty = dict(inputs.rows), None

@@ -90,16 +90,25 @@ class DSSM(TwoTowers):
 
     def user_embedding(self, batch: Batch) -> Tensor:
         """u [rows, dim]; the batch needs the user group's features only."""
-        return self._embedding(batch, self.user_group, self.user_tower)
+        return self._embedding(batch, "user")
 
     def item_embedding(self, batch: Batch) -> Tensor:
         """v [rows, dim]; the batch needs the item group's features only."""
-        return self._embedding(batch, self.item_group, self.item_tower)
+        return self._embedding(batch, "item")
 
-    def _embedding(self, batch: Batch, group: str, tower: nn.Module) -> Tensor:
-        parts = self.groups.gather(batch, self.engine, [group])
+    def _embedding(self, batch: Batch, tower: str) -> Tensor:
+        return self.tower_vectors(tower, self.groups.gather(batch, self.engine, self.tower_groups[tower]))
+
+    def tower_vectors(self, tower: str, parts: Parts) -> Tensor:
+        """u or v, [rows, dim]."""
         inputs, _ = self.dropped(self.groups(parts))
-        return self.normed(tower(inputs[group]))
+        layers = self.user_tower if tower == "user" else self.item_tower
+        return self.normed(layers(inputs[self.tower_groups[tower][0]]))
+
+    def scores(self, parts: Parts) -> dict[str, Tensor]:
+        """The similarity with the row's own item, [rows, 1]; other rows' items do not matter."""
+        users, items = (self.tower_vectors(tower, parts) for tower in ("user", "item"))
+        return {"logits": self._pairwise(users, items)[:, None]}
 
     def forward(self, batch: Batch, ids: PreparedBatch | None = None) -> dict[str, Tensor]:
         """Similarities as "logits" [rows, 1 + negatives], the row's own item first."""

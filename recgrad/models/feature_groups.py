@@ -207,7 +207,7 @@ class FeatureGroups(nn.Module):
         )
 
     def _gather_pooled(self, source: str, batch: Batch, embedded: EmbeddedIds | None) -> PositionParts:
-        spec = self._pooled_feature(source)
+        spec = self.pooled_feature(source)
         if spec.kind is Kind.SPARSE:
             assert embedded is not None
             values = embedded.sequence(source)
@@ -250,7 +250,7 @@ class FeatureGroups(nn.Module):
             return batch.sequence_dense[feature].lengths
         return batch.sequence_lengths[self._sequence_of(feature)]
 
-    def _pooled_feature(self, source: str) -> FeatureSpec:
+    def pooled_feature(self, source: str) -> FeatureSpec:
         """The sequence feature of a lookup, or of that name."""
         return self.plan.features[source.partition("@")[0]]
 
@@ -292,7 +292,7 @@ class FeatureGroups(nn.Module):
 
     def _pool(self, source: str, part: PositionParts) -> Tensor:
         """A sequence feature in a row group: its positions pooled as its ids are."""
-        spec, values = self._pooled_feature(source), part.values
+        spec, values = self.pooled_feature(source), part.values
         if spec.dense_embedding is not None:
             values = self.dense_embeddings.embed_positions(spec.name, values)
         segments = Segments.from_lengths(part.lengths, values.shape[0])

@@ -3,16 +3,35 @@
 A jagged tensor is `values` [positions, …], the positions of all rows one after another, and
 `lengths` [rows]. Nothing is computed for padding, which on a CPU is most of the work that a
 padded form would do.
+
+While a model is exported (`torch.compiler.is_exporting()`), each function gives the same in operators
+that every runtime has, and with shapes that follow from those of the inputs: what is cut off goes to a row
+behind the last, and the longest row is as long as the graph's input of `exported_places` says.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+_PLACES: ContextVar[Tensor | None] = ContextVar("places", default=None)
+
+
+@contextmanager
+def exported_places(places: Tensor) -> Iterator[None]:
+    """Export in this block with `places` [L], 0 … L − 1: no row of any sequence is longer than L."""
+    token = _PLACES.set(places)
+    try:
+        yield
+    finally:
+        _PLACES.reset(token)
 
 
 @dataclass(frozen=True)
@@ -22,7 +41,8 @@ class Segments:
     Attributes:
         lengths: int64 [rows], the number of positions of each row.
         offsets: int64 [rows], where each row begins.
-        rows: int64 [positions], the row of each position.
+        rows: int64 [positions], the row of each position; while exporting, the number of rows for a
+            position that was cut off.
     """
 
     lengths: Tensor
@@ -33,23 +53,49 @@ class Segments:
     def from_lengths(cls, lengths: Tensor, positions: int) -> Segments:
         """Segments of rows with these lengths, `positions` in all."""
         lengths = lengths.long()
+        offsets = lengths.cumsum(0) - lengths
+        if torch.compiler.is_exporting():
+            # The row of a position is the number of rows that begin at or before it, less one.
+            begins = torch.zeros(positions + 1, dtype=torch.int64).index_add(
+                0, offsets, torch.ones_like(offsets)
+            )
+            return cls(lengths, offsets, begins.cumsum(0)[:positions] - 1)
         index = torch.arange(lengths.shape[0], device=lengths.device)
         rows = torch.repeat_interleave(index, lengths, output_size=positions)
-        return cls(lengths, lengths.cumsum(0) - lengths, rows)
+        return cls(lengths, offsets, rows)
 
     def places(self) -> Tensor:
         """int64 [positions]: the place of each position in its row, from 0."""
         count = torch.arange(self.rows.shape[0], device=self.rows.device)
-        return count - self.offsets.index_select(0, self.rows)
+        return count - self.offsets.index_select(0, self._inside())
+
+    def longest(self) -> int:
+        """The number of positions of the longest row; while exporting, what no row exceeds."""
+        if torch.compiler.is_exporting():
+            places = _PLACES.get()
+            if places is None:
+                raise RuntimeError("padding needs `exported_places` while a model is exported")
+            return places.shape[0]
+        return int(self.lengths.max()) if len(self.lengths) else 0
+
+    def _inside(self) -> Tensor:
+        """`rows` with a row that exists for positions that were cut off."""
+        return self.rows.clamp(max=self.lengths.shape[0] - 1) if torch.compiler.is_exporting() else self.rows
 
 
 def repeat_rows(x: Tensor, segments: Segments) -> Tensor:
     """x [rows, width] once for each position, as [positions, width]."""
+    if torch.compiler.is_exporting():
+        return x.index_select(0, segments._inside())
     return _RepeatRows.apply(x, segments.offsets, segments.rows)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def segment_sum(values: Tensor, segments: Segments, weights: Tensor | None = None) -> Tensor:
     """Σ over each row's positions of (weight ·) value, as [rows, width]; 0 for empty rows."""
+    if torch.compiler.is_exporting():
+        weighted = values if weights is None else values * weights.unsqueeze(1)
+        rows = segments.lengths.shape[0]
+        return values.new_zeros(rows + 1, values.shape[1]).index_add(0, segments.rows, weighted)[:rows]
     if weights is None:
         return _SegmentSum.apply(values, segments.offsets, segments.rows)  # type: ignore[no-any-return, no-untyped-call]
     weights = weights.to(values.dtype)  # under autocast, scores come in half precision
@@ -63,6 +109,13 @@ def segment_mean(values: Tensor, segments: Segments) -> Tensor:
 
 def segment_softmax(scores: Tensor, segments: Segments) -> Tensor:
     """exp(s) / Σ exp(s) over the positions of each row, for scores [positions]."""
+    if torch.compiler.is_exporting():
+        count = segments.lengths.shape[0] + 1
+        none = scores.new_full((count,), torch.finfo(scores.dtype).min)
+        top = none.scatter_reduce(0, segments.rows, scores, "amax")
+        shifted = torch.exp(scores - top.index_select(0, segments.rows))
+        total = scores.new_zeros(count).index_add(0, segments.rows, shifted)
+        return shifted / total.index_select(0, segments.rows)
     if scores.shape[0] == 0:
         return scores
     top = torch.segment_reduce(scores.detach(), "max", lengths=segments.lengths, unsafe=True)
@@ -75,6 +128,10 @@ def truncate(values: Tensor, segments: Segments, limit: int) -> tuple[Tensor, Se
     """The first `limit` positions of each row; everything when limit is 0."""
     if limit <= 0:
         return values, segments
+    if torch.compiler.is_exporting():
+        beyond = torch.full_like(segments.rows, segments.lengths.shape[0])
+        rows = torch.where(segments.places() < limit, segments.rows, beyond)
+        return values, Segments(segments.lengths.clamp(max=limit), segments.offsets, rows)
     kept = values[segments.places() < limit]
     return kept, Segments.from_lengths(segments.lengths.clamp(max=limit), kept.shape[0])
 
@@ -83,7 +140,14 @@ def pad(values: Tensor, segments: Segments, length: int | None = None) -> Tensor
     """[rows, length, width], zeros after each row's positions; `length` is the longest row's by default."""
     rows = segments.lengths.shape[0]
     if length is None:
-        length = int(segments.lengths.max()) if rows else 0
+        length = segments.longest()
+    if torch.compiler.is_exporting():
+        places = torch.arange(length).unsqueeze(0)
+        nothing = torch.full_like(segments.offsets, values.shape[0]).unsqueeze(1)
+        index = torch.where(
+            places < segments.lengths.unsqueeze(1), segments.offsets.unsqueeze(1) + places, nothing
+        )
+        return torch.cat([values, values.new_zeros(1, values.shape[1])])[index]
     padded = values.new_zeros(rows * length, values.shape[1])
     index = segments.rows * length + segments.places()
     return padded.index_copy(0, index, values).view(rows, length, values.shape[1])

@@ -198,7 +198,8 @@ def _predictions(
     folder: Path, device: torch.device
 ) -> tuple[dict[str, Floats], dict[str, Floats], dict[str, Ints]]:
     """Scores and labels of the binary tasks by task, and the group keys, on the evaluation rows."""
-    config, task, features = load_trained(load_config(folder / CONFIG_FILE), folder, device=device)
+    trained = load_trained(load_config(folder / CONFIG_FILE), folder, device=device)
+    config, task, features = trained.config, trained.task, trained.features
     loader = build_loader(
         config, config.eval_input_path, features=features, training=False, pin=device.type == "cuda"
     )

@@ -12,31 +12,130 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from recgrad.config import load_config
+from recgrad.config.files import named_files
+from recgrad.data.encoded import Encoded
+from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
+from recgrad.data.features.base import Feature
+from recgrad.data.features.build import features_of
 from recgrad.data.features.spec import FeatureSpec
-from recgrad.errors import DataError
+from recgrad.embedding.mapped.tables import MappedTables
+from recgrad.errors import BundleError, ConfigError, DataError, nearest
+from recgrad.serving.explain import explain
+from recgrad.serving.inputs import ProgramInputs, one_sided
+from recgrad.serving.manifest import CONFIG, GOLDEN, GOLDEN_SCORES, Manifest, ProgramRecord, read_manifest
+from recgrad.serving.program import load_program
+from recgrad.serving.verify import check_files
 
+Rows: TypeAlias = Any
+"""A pyarrow Table or RecordBatch."""
 Scores = dict[str, npt.NDArray[np.float32]]
+SCORE = "score"
+"""The program of `score`; others are towers."""
+CHUNK_ROWS = 4096
+"""Rows that are scored at once: more need more memory, and are no faster."""
+_SPLITS = 64  # of columns into the user's and the items' that are remembered
+_ABSOLUTE, _RELATIVE = 1e-5, 1e-4  # how far other machines may be from golden scores
 
 
 class BadRowsError(DataError):
     """Rows that cannot be encoded; the text is of the first.
 
     Attributes:
-        faults: all of them: `faults.rows` are the bad rows, `faults.firsts()` say what is wrong with them.
+        faults: of some rows together: `faults.rows` are the bad ones, `faults.firsts()` say what is wrong.
+        first_row: which row of the whole the first of these is: many rows are scored in pieces.
     """
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: Faults, first_row: int = 0) -> None:
         first = faults.first()
         assert first is not None
-        super().__init__(f"row {first.row}: {first}")
+        super().__init__(f"row {first_row + first.row}: {first}")
         self.faults = faults
+        self.first_row = first_row
+
+
+class _Part:
+    """A program with what feeds it.
+
+    Args:
+        folder: the bundle.
+        record: what the manifest says of the program.
+        features: of the config, by name.
+        tables: of the bundle.
+        threads: of one call.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        record: ProgramRecord,
+        features: Mapping[str, Feature],
+        tables: MappedTables,
+        threads: int,
+    ) -> None:
+        unknown = [name for name in record.features if name not in features]
+        if unknown:
+            raise BundleError(f"{folder}: {CONFIG} has no feature '{unknown[0]}'; export the model again")
+        self.record = record
+        self.features = [features[name] for name in record.features]
+        self.encoder = FeatureEncoder(self.features)
+        self.inputs = ProgramInputs(record, tables, {name: f.spec for name, f in features.items()})
+        self.program = load_program(folder, record, threads)
+        self.threads = threads
+        self._keys = {name: lookup.key for name, lookup in tables.lookups.items()}
+        self._splits: dict[tuple[frozenset[str], frozenset[str]], tuple[FeatureEncoder, FeatureEncoder]] = {}
+
+    def encode(self, rows: Rows) -> Encoded:
+        """The features of rows."""
+        faults = Faults()
+        encoded = self.encoder.encode_table(rows, faults)
+        if faults:
+            raise BadRowsError(faults)
+        return encoded
+
+    def run_candidates(self, user: Rows, items: Rows) -> list[npt.NDArray[np.float32]]:
+        """The outputs of one user's row with each of the items' rows, of which there is one at least."""
+        of_user, of_items = self._split(frozenset(user.schema.names), frozenset(items.schema.names))
+        missing = [name for name in of_items.columns if name in user.schema.names]
+        if missing:
+            every = pa.array(np.zeros(items.num_rows, np.int64))
+            for name in missing:
+                items = items.append_column(name, user.column(name).take(every))
+        user_faults, faults = Faults(), Faults()
+        user_row = of_user.encode_table(user, user_faults)
+        item_rows = of_items.encode_table(items, faults)
+        if user_faults or faults:
+            raise BadRowsError(user_faults or faults)
+        return self.program(self.inputs.candidate_feeds(user_row, item_rows, self.threads))
+
+    def _split(self, user: frozenset[str], items: frozenset[str]) -> tuple[FeatureEncoder, FeatureEncoder]:
+        """Encoders of what reads columns of the user alone, and of the rest."""
+        known = self._splits.get((user, items))
+        if known is not None:
+            return known
+        both = sorted((user & items).intersection(self.encoder.columns))
+        if both:
+            raise DataError(f"column '{both[0]}' is both the user's and the items'; leave one out")
+        alone = {f.name for f in self.features if user.issuperset(_columns(f))}
+        alone = one_sided(self.record, self._keys, alone)
+        split = (
+            FeatureEncoder([f for f in self.features if f.name in alone]),
+            FeatureEncoder([f for f in self.features if f.name not in alone]),
+        )
+        if len(self._splits) < _SPLITS:
+            self._splits[user, items] = split
+        return split
+
+    def run(self, rows: Rows) -> list[npt.NDArray[np.float32]]:
+        """The outputs of rows, of one at least."""
+        return self.program(self.inputs.feeds(self.encode(rows), self.threads))
 
 
 class Scorer:
@@ -55,7 +154,7 @@ class Scorer:
     """
 
     path: Path
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     features: tuple[FeatureSpec, ...]
     schema: pa.Schema
     outputs: tuple[str, ...]
@@ -63,48 +162,165 @@ class Scorer:
     towers: tuple[str, ...]
     golden: pa.Table
 
+    def __init__(
+        self, path: str | Path, *, threads: int = 1, verify: bool = True, golden: bool = True
+    ) -> None:
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
+        self.path = Path(path).absolute()
+        self._threads, self._verify = threads, verify
+        self.manifest = manifest = read_manifest(self.path)
+        check_files(self.path, manifest.files, tables=verify)
+        features = {feature.name: feature for feature in _features(self.path)}
+        tables = MappedTables(self.path, manifest.tables, manifest.lookups)
+        self._parts = {
+            name: _Part(self.path, record, features, tables, threads)
+            for name, record in manifest.programs.items()
+        }
+        if SCORE not in self._parts:
+            raise BundleError(f"{self.path}: has no program '{SCORE}'; export the model again")
+        self.features = tuple(feature.spec for feature in self._parts[SCORE].features)
+        self.outputs = manifest.programs[SCORE].outputs
+        self.tasks = tuple(task.name for task in manifest.tasks)
+        self.towers = tuple(name for name in manifest.programs if name != SCORE)
+        self.golden = _read_arrow(self.path / GOLDEN)
+        self.schema = self.golden.schema
+        self._widths = self._check_golden(compare=golden)
+
     @classmethod
-    def load(cls, path: str | Path, *, threads: int = 1, verify: bool = True) -> Scorer:
+    def load(cls, path: str | Path, *, threads: int = 1, verify: bool = True, golden: bool = True) -> Scorer:
         """Open a bundle; it is refused unless it is whole and reproduces its golden rows.
 
         Args:
             path: the folder that `recgrad export` wrote.
             threads: that one call computes with; several calls may run at once.
             verify: compare every byte of the tables with its checksum; without it only their sizes are.
+            golden: whether golden rows must score as they did; `recgrad export` itself asks without.
 
         Raises:
             BundleError: it is not a bundle, damaged, or of another version.
         """
-        raise NotImplementedError
+        return cls(path, threads=threads, verify=verify, golden=golden)
 
-    def score(self, rows: pa.Table | pa.RecordBatch) -> Scores:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _loaded, (str(self.path), self._threads, self._verify)
+
+    def score(self, rows: Rows) -> Scores:
         """The predictions of rows, by the names of `outputs`: float32 [rows], or [rows, classes].
 
         Raises:
             BadRowsError: some rows cannot be encoded.
             DataError: a column is missing or of a type that a feature cannot read.
         """
-        raise NotImplementedError
+        return dict(zip(self.outputs, self._run(SCORE, rows), strict=True))
 
-    def score_candidates(self, user: pa.Table | pa.RecordBatch, items: pa.Table | pa.RecordBatch) -> Scores:
+    def _run(self, name: str, rows: Rows) -> list[npt.NDArray[np.float32]]:
+        part = self._parts[name]
+        if rows.num_rows <= CHUNK_ROWS:
+            return part.run(rows) if rows.num_rows else [np.empty(w, np.float32) for w in self._widths[name]]
+        pieces = []
+        for start in range(0, rows.num_rows, CHUNK_ROWS):
+            try:
+                pieces.append(part.run(rows.slice(start, CHUNK_ROWS)))
+            except BadRowsError as error:
+                raise BadRowsError(error.faults, start) from None
+        return [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
+
+    def score_candidates(self, user: Rows, items: Rows) -> Scores:
         """The predictions of one user's row with each of the items' rows.
 
-        Features that read columns of `user` alone are encoded, looked up and pooled once.
-        Bad rows are counted as in `items`; a bad value of the user is row 0.
+        Features that read columns of `user` alone are encoded, looked up and pooled once; a feature may
+        also read columns of both. Bad rows are counted as in `items`; a bad value of the user is row 0.
         """
-        raise NotImplementedError
+        if user.num_rows != 1:
+            raise DataError(f"user must be one row, got {user.num_rows}")
+        user, items = _as_table(user), _as_table(items)
+        if items.num_rows == 0:
+            return dict(
+                zip(self.outputs, (np.empty(w, np.float32) for w in self._widths[SCORE]), strict=True)
+            )
+        part = self._parts[SCORE]
+        pieces = []
+        for start in range(0, items.num_rows, CHUNK_ROWS):
+            try:
+                pieces.append(part.run_candidates(user, items.slice(start, CHUNK_ROWS)))
+            except BadRowsError as error:
+                raise BadRowsError(error.faults, start) from None
+        arrays = pieces[0] if len(pieces) == 1 else [np.concatenate(a) for a in zip(*pieces, strict=True)]
+        return dict(zip(self.outputs, arrays, strict=True))
 
-    def embed(self, rows: pa.Table | pa.RecordBatch, tower: str) -> npt.NDArray[np.float32]:
+    def embed(self, rows: Rows, tower: str) -> npt.NDArray[np.float32]:
         """The vectors of one tower, [rows, dim] (or [rows, interests, dim]), from its features' columns."""
-        raise NotImplementedError
+        return self._run(self._tower(tower), rows)[0]
 
     def tower_schema(self, tower: str) -> pa.Schema:
         """The columns that `embed` reads for a tower."""
-        raise NotImplementedError
+        columns = self._parts[self._tower(tower)].encoder.columns
+        return pa.schema([self.schema.field(name) for name in columns])
 
-    def explain(self, rows: pa.Table | pa.RecordBatch) -> dict[str, dict[str, npt.NDArray[np.float32]]]:
-        """How each output moves when a feature's columns are missing: {output: {feature: change [rows]}}."""
-        raise NotImplementedError
+    def _tower(self, tower: str) -> str:
+        if tower not in self.towers:
+            known = ", ".join(self.towers) or "none: it is not a two-tower model"
+            raise DataError(f"{self.path}: no tower '{tower}' (has: {known}){nearest(tower, self.towers)}")
+        return tower
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise NotImplementedError
+    def explain(self, rows: Rows) -> dict[str, dict[str, npt.NDArray[np.float32]]]:
+        """What each feature adds to each output: {output: {feature: score − score without it, [rows]}}.
+
+        Without a feature means that its columns are null; members of a sequence are left out together.
+        NaN where a feature has no default and so cannot be left out.
+        """
+        return explain(self, rows, self._parts[SCORE].features)
+
+    def _check_golden(self, *, compare: bool) -> dict[str, list[tuple[int, ...]]]:
+        """Score the golden rows again; returns the shape of each output of no rows, by program."""
+        widths, expected = {}, _read_arrow(self.path / GOLDEN_SCORES)
+        for name, part in self._parts.items():
+            try:
+                outputs = part.run(self.golden)
+            except DataError as error:
+                raise BundleError(f"{self.path}: cannot score its golden rows ({error})") from error
+            for output, values in zip(part.record.outputs, outputs, strict=True):
+                column = expected.column(output).combine_chunks()
+                flat = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
+                wanted = flat.to_numpy().reshape(values.shape)
+                if compare and not np.allclose(values, wanted, _RELATIVE, _ABSOLUTE, equal_nan=True):
+                    far = float(np.nanmax(np.abs(values - wanted)))
+                    raise BundleError(
+                        f"{self.path}: '{output}' of its golden rows differs by {far:.2g} from what it was "
+                        "at export; export the model again, or use the versions that manifest.json names"
+                    )
+            widths[name] = [(0, *values.shape[1:]) for values in outputs]
+        return widths
+
+
+def _as_table(rows: Rows) -> pa.Table:
+    return rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+
+
+def _columns(feature: Feature) -> set[str]:
+    """The columns that a feature reads, itself or through others."""
+    return set(feature.columns).union(*(_columns(needed) for needed in feature.needs))
+
+
+def _loaded(path: str, threads: int, verify: bool) -> Scorer:
+    return Scorer.load(path, threads=threads, verify=verify)
+
+
+def _features(folder: Path) -> list[Feature]:
+    """The features of a bundle's config; the files that they read are the bundle's."""
+    try:
+        config = load_config(folder / CONFIG)
+        for item in config.feature_configs:
+            for file in named_files(item):
+                file.move(str(folder / file.path))
+        return features_of(config)
+    except ConfigError as error:
+        raise BundleError(f"{folder / CONFIG}: {error}") from error
+
+
+def _read_arrow(path: Path) -> pa.Table:
+    try:
+        return pa.ipc.open_file(path).read_all()
+    except (OSError, pa.ArrowException) as error:
+        raise BundleError(f"{path}: cannot be read ({error}); copy the bundle again") from error

@@ -7,6 +7,7 @@ import shlex
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 
 from recgrad.config import PipelineConfig, save_config
 from recgrad.config.load import CONFIG_FILE
+from recgrad.data.features.base import Feature
 from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
 from recgrad.data.position import FROM_WEIGHTS
@@ -32,6 +34,7 @@ from recgrad.training.capture import capture, load_weights, resume, say_other_co
 from recgrad.training.catalogue import build_catalogue
 from recgrad.training.checkpoint import (
     CheckpointManager,
+    Snapshot,
     read_checkpoint,
     resolve_checkpoint,
     restore,
@@ -147,7 +150,7 @@ def evaluate(
         InterruptedBySignal: `stop` was asked for.
     """
     chosen = choose_device(device)
-    effective, task, features = load_trained(
+    trained = load_trained(
         config,
         checkpoint_path,
         eval_input_path=eval_input_path,
@@ -155,13 +158,18 @@ def evaluate(
         device=chosen,
         custom_code=custom_code,
     )
+    effective = trained.config
     loader = build_loader(
-        effective, effective.eval_input_path, features=features, training=False, pin=chosen.type == "cuda"
+        effective,
+        effective.eval_input_path,
+        features=trained.features,
+        training=False,
+        pin=chosen.type == "cuda",
     )
     settings = effective.eval_config
-    catalogue = build_catalogue(effective, features, task)
+    catalogue = build_catalogue(effective, trained.features, trained.task)
     metrics = evaluate_task(
-        task,
+        trained.task,
         loader,
         num_steps=settings.num_steps,
         progress=progress or log_progress(progress_every(effective)),
@@ -169,6 +177,25 @@ def evaluate(
         catalogue=catalogue,
     )
     return metrics if catalogue is None else {**metrics, **catalogue.baseline_metrics()}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with the weights of a checkpoint.
+
+    Attributes:
+        config: as it runs.
+        task: in evaluation.
+        features: of the config.
+        step: of the checkpoint.
+        metrics: of the evaluation at that step, if there was one.
+    """
+
+    config: PipelineConfig
+    task: Task
+    features: list[Feature]
+    step: int
+    metrics: Mapping[str, float]
 
 
 def load_trained(
@@ -180,7 +207,7 @@ def load_trained(
     exporting: bool = False,
     device: torch.device,
     custom_code: bool = True,
-) -> tuple[PipelineConfig, Task, list[Any]]:
+) -> Trained:
     """A task with the weights of a checkpoint, for evaluation and prediction on `device`.
 
     The checkpoint is the one named, or of the config's model_dir the best where the config
@@ -198,10 +225,18 @@ def load_trained(
     features = features_of(effective)
     task = build_task(effective, features)
     path = resolve_checkpoint(checkpoint_path) if checkpoint_path else _chosen_checkpoint(effective)
-    load_weights(read_checkpoint(path), task, use_ema=uses_ema(effective, exporting=exporting))
+    snapshot = read_checkpoint(path)
+    load_weights(snapshot, task, use_ema=uses_ema(effective, exporting=exporting))
     task.place(device)
     task.eval()
-    return effective, task, features
+    return Trained(effective, task, features, snapshot.step, _evaluated(snapshot))
+
+
+def _evaluated(snapshot: Snapshot) -> dict[str, float]:
+    """The metrics of the evaluation at a checkpoint's step, if there was one."""
+    tree: Any = snapshot.tree
+    evaluated = tree.get("state", {}).get("evaluated", {})
+    return dict(evaluated.get("metrics", {})) if evaluated.get("step") == snapshot.step else {}
 
 
 def _chosen_checkpoint(config: PipelineConfig) -> Path:

@@ -55,7 +55,7 @@ class Task(nn.Module):
 
     def losses(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Each term by name, and what is minimised as "total": their sum, or their Pareto sum."""
-        by_head = [dict(head.losses(outputs, batch)) for head in self._heads() if head.is_in(outputs)]
+        by_head = [dict(head.losses(outputs, batch)) for head in self.each_head() if head.is_in(outputs)]
         terms = {name: loss for head in by_head for name, loss in head.items()}
         sums = [torch.stack(list(head.values())).sum() for head in by_head if head]
         total = self._combine(sums, batch.size)
@@ -84,57 +84,58 @@ class Task(nn.Module):
         if not (self.model.use_pareto_loss_weight and torch.is_grad_enabled()):
             return stacked.sum()
         shared = [parameter for _, parameter in self.model.shared_named_parameters()]
-        minimum = [head.weighting.pareto_min_loss_weight for head in self._heads() if len(head.loss_terms)]
+        minimum = [head.weighting.pareto_min_loss_weight for head in self.each_head() if len(head.loss_terms)]
         return (stacked * pareto_weights(losses, shared, minimum, num_rows=num_rows)).sum()
 
     def predictions(self, outputs: Outputs) -> dict[str, Tensor]:
         """What users see: `probs` (or `y` for regression), with the task's name behind it."""
-        own = {name: values for head in self._heads() for name, values in head.predictions(outputs)}
+        own = {name: values for head in self.each_head() for name, values in head.predictions(outputs)}
         return {**own, **self.model.own_predictions(outputs)}
 
     def update_metrics(self, outputs: Outputs, batch: Batch) -> None:
         """Add a batch to the metrics of evaluation."""
-        for head in self._heads():
+        for head in self.each_head():
             head.update(head.metrics, outputs, batch)
 
     def compute_metrics(self) -> dict[str, float]:
         """The metrics of evaluation by name."""
-        return _values((name, metric) for head in self._heads() for name, metric in head.metrics.items())
+        return _values((name, metric) for head in self.each_head() for name, metric in head.metrics.items())
 
     def metric_directions(self) -> dict[str, bool]:
         """Of each metric of evaluation that has a better end, whether it is the higher one."""
-        found = ((n, m.higher_is_better) for head in self._heads() for n, m in head.metrics.items())
+        found = ((n, m.higher_is_better) for head in self.each_head() for n, m in head.metrics.items())
         return {name: higher for name, higher in found if higher is not None}
 
     def reset_metrics(self) -> None:
         """Forget what the metrics of evaluation have seen."""
-        for head in self._heads():
+        for head in self.each_head():
             for metric in head.metrics.values():
                 metric.reset()
 
     def update_train_metrics(self, outputs: Outputs, batch: Batch) -> None:
         """Add a batch to the decayed metrics of training."""
         with torch.no_grad():
-            for head in self._heads():
+            for head in self.each_head():
                 head.update(head.train_metrics, outputs, batch)
 
     def train_metrics(self) -> dict[str, float]:
         """The decayed metrics of training by name."""
         return _values(
-            (name, metric) for head in self._heads() for name, metric in head.train_metrics.items()
+            (name, metric) for head in self.each_head() for name, metric in head.train_metrics.items()
         )
 
     def train_metrics_state(self) -> dict[str, Any]:
         """What the training metrics remember, for a checkpoint."""
-        return {name: m.state_dict() for head in self._heads() for name, m in head.train_metrics.items()}
+        return {name: m.state_dict() for head in self.each_head() for name, m in head.train_metrics.items()}
 
     def load_train_metrics_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `train_metrics_state` gave."""
-        for head in self._heads():
+        for head in self.each_head():
             for name, metric in head.train_metrics.items():
                 metric.load_state_dict(state[name])
 
-    def _heads(self) -> Iterator[Head]:
+    def each_head(self) -> Iterator[Head]:
+        """What the model predicts, task by task."""
         for head in self.heads:
             assert isinstance(head, Head)
             yield head
@@ -186,10 +187,16 @@ class Head(nn.Module):
             return
         if self.spec.retrieval:
             # The own item; the other columns are negatives, which only training and metrics need.
-            yield f"similarity{self.spec.suffix}", outputs[self.spec.logits][:, 0]
-            return
-        name = "y" if self.spec.losses[0].predicts == "values" else "probs"
-        yield f"{name}{self.spec.suffix}", self._scores(outputs)
+            yield self.prediction_name, outputs[self.spec.logits][:, 0]
+        else:
+            yield self.prediction_name, self._scores(outputs)
+
+    @property
+    def prediction_name(self) -> str:
+        """What users see the prediction called."""
+        if self.spec.retrieval:
+            return f"similarity{self.spec.suffix}"
+        return f"{'y' if self.spec.losses[0].predicts == 'values' else 'probs'}{self.spec.suffix}"
 
     def _scores(self, outputs: Outputs) -> Tensor:
         return self.spec.losses[0].predict(outputs[self.spec.logits])

@@ -48,7 +48,7 @@ def _probe(index: int, bits: int, row: int) -> int:
 
 
 @njit(nogil=True)
-def _put(index: int, bits: int, row: int, slot: int) -> None:
+def put(index: int, bits: int, row: int, slot: int) -> None:
     """Add a row that the index does not have; moving may offer one twice."""
     mask = (1 << bits) - 1
     j = _home(row, bits)
@@ -83,7 +83,7 @@ def find_or_add(table: int, row: int) -> int:
     if slot < 0:
         slot = field(table, COUNT)
         store_i64(table + 8 * COUNT, slot + 1)
-        _put(field(table, INDEX), field(table, BITS), row, slot)
+        put(field(table, INDEX), field(table, BITS), row, slot)
     return slot
 
 
@@ -96,5 +96,5 @@ def move(table: int, entries: int) -> None:
     for j in range(field(table, MOVED), last):
         entry = load_i64(field(table, OLD_INDEX) + j * ENTRY_BYTES)
         if entry != 0:
-            _put(field(table, INDEX), field(table, BITS), (entry & 0xFFFFFFFF) - 1, entry >> 32)
+            put(field(table, INDEX), field(table, BITS), (entry & 0xFFFFFFFF) - 1, entry >> 32)
     store_i64(table + 8 * MOVED, last)

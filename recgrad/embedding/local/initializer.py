@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from torch.nn.init import calculate_gain
 
 from recgrad.errors import ConfigError, Problem, nearest
 
@@ -45,6 +44,8 @@ def _kaiming(
 ) -> Initializer:
     if mode not in ("fan_in", "fan_out"):
         raise ValueError(f"mode must be 'fan_in' or 'fan_out', got '{mode}'")
+    from torch.nn.init import calculate_gain  # here, since served models draw rows without torch
+
     return _centred(normal, calculate_gain(nonlinearity, a) / math.sqrt(dim if mode == "fan_in" else rows))
 
 

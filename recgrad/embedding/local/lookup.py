@@ -32,6 +32,7 @@ from recgrad.embedding.local.rows import (
     copy,
     copy_wide,
     generate,
+    load_scaled,
     load_stored,
     prefetch_row,
     read,
@@ -59,7 +60,8 @@ def _sum_part(zero, out, ring, p, q, d, kind, weights, first):  # type: ignore[n
     size = 4 if kind == simd.F32 else 2
     acc = zero if first else simd.load(zero, out + 4 * d)
     for i in range(p, q):
-        x = load_stored(zero, load_i64(ring + 8 * (i & (RING - 1))) + size * d, kind)
+        row = load_i64(ring + 8 * (i & (RING - 1)))
+        x = load_scaled(zero, row, d) if kind == simd.I8 else load_stored(zero, row + size * d, kind)
         if weights != 0:
             x = simd.multiply(simd.splat(zero, simd.load1(weights + 4 * i)), x)
         acc = simd.add(acc, x)

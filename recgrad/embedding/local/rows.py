@@ -2,6 +2,8 @@
 
 A row that was never written is all zero bits, as fresh memory is; its value then comes from
 the generator. To keep the two apart, a first element of +0 is written as −0.
+
+Rows of I8 are of exported tables alone: a scale as bfloat16, then an int8 for each element.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from numba import njit
 from recgrad.embedding.local.initializer import draw, element, row_stream
 from recgrad.embedding.local.layout import FIRST_COLUMN, FIRST_ROW, INIT, KEY, KIND
 from recgrad.kernels import simd
-from recgrad.kernels.simd import BF16, F16, F32, bits
+from recgrad.kernels.simd import BF16, F16, F32, I8, bits
 
 ZERO = np.float32(0)
 _NEGATIVE_ZERO = np.int32(-2147483648)
@@ -48,6 +50,13 @@ def load_stored(like, address, kind):  # type: ignore[no-untyped-def]
     if kind == F16:
         return simd.load_half(like, address)
     return simd.load_bf16(like, address)
+
+
+@njit(nogil=True)
+def load_scaled(like, row, d):  # type: ignore[no-untyped-def]
+    """As many elements of a row of I8 as `like` has, from element d on, as float32."""
+    scale = simd.splat(like, simd.load_bf16(ZERO, row))
+    return simd.multiply(scale, simd.load_i8(like, row + 2 + d))
 
 
 @njit(nogil=True, inline="always")
@@ -87,7 +96,10 @@ def read(source: int, kind: int, target: int, dim: int) -> None:
         copy(source, target, dim)
         return
     for d in range(dim):
-        simd.store(target + 4 * d, load_stored(ZERO, source + 2 * d, kind))
+        if kind == I8:
+            simd.store(target + 4 * d, load_scaled(ZERO, source, d))
+        else:
+            simd.store(target + 4 * d, load_stored(ZERO, source + 2 * d, kind))
 
 
 @njit(nogil=True)

@@ -50,7 +50,7 @@ class SelfAttentionEncoder(SequenceEncoder):
     def encode(self, query: Tensor, sequence: Tensor, segments: Segments) -> Tensor:
         """[rows, multihead_attn_dim] of sequence [positions, sequence_dim]."""
         rows = segments.lengths.shape[0]
-        length = max(int(segments.lengths.max()) if rows else 0, 1)
+        length = max(segments.longest(), 1)
         padded = pad(sequence, segments, length)
         places = torch.arange(length, device=sequence.device)
         mask = places >= segments.lengths.unsqueeze(1)

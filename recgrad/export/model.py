@@ -1,0 +1,110 @@
+"""`recgrad.load_model`: a bundle, a checkpoint or a model_dir as an object that predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from recgrad.data.features.spec import FeatureSpec
+from recgrad.errors import RecgradError, whole_path
+from recgrad.export.rows import given_rows
+from recgrad.serving.manifest import is_bundle
+from recgrad.serving.scorer import Scorer, Scores
+
+
+class _Scores(Protocol):
+    """What a loaded model asks of a bundle or of a checkpoint."""
+
+    @property
+    def features(self) -> tuple[FeatureSpec, ...]: ...
+    @property
+    def tasks(self) -> tuple[str, ...]: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+    @property
+    def schema(self) -> pa.Schema: ...
+    def score(self, rows: pa.Table) -> Scores: ...
+    def explain(self, rows: pa.Table) -> dict[str, dict[str, npt.NDArray[np.float32]]]: ...
+
+
+class LoadedModel:
+    """A model that predicts rows of any kind; threads may share it, and it is pickled by its path.
+
+    Args:
+        path: of the bundle, checkpoint or model_dir.
+        scorer: what scores tables.
+
+    Attributes:
+        features: what each feature looks like to the model.
+        tasks: names of the tasks; "" for a model of one.
+        outputs: names of the columns that `predict` gives.
+        columns: the columns that it reads.
+    """
+
+    def __init__(self, path: str, scorer: _Scores, threads: int) -> None:
+        self.path = path
+        self.scorer = scorer
+        self.features = scorer.features
+        self.tasks = scorer.tasks
+        self.outputs = scorer.outputs
+        self.columns = tuple(scorer.schema.names)
+        self._threads = threads
+
+    def predict(self, rows: Any, *, output_columns: Sequence[str] = ()) -> Any:
+        """The predictions of rows, in the form in which the rows are given.
+
+        Args:
+            rows: a pandas or polars DataFrame, an Arrow table, a dict of columns or a list of dicts.
+            output_columns: which predictions; all by default.
+
+        Raises:
+            DataError: rows that are of another kind, lack a column or cannot be encoded.
+        """
+        given = given_rows(rows, self.scorer.schema)
+        scores = self.scorer.score(given.table)
+        unknown = [name for name in output_columns if name not in scores]
+        if unknown:
+            raise RecgradError(f"output_columns: no prediction '{unknown[0]}' (has: {', '.join(scores)})")
+        return given.back({name: scores[name] for name in output_columns or scores})
+
+    def explain(self, rows: Any) -> dict[str, dict[str, npt.NDArray[np.float32]]]:
+        """What each feature adds to each prediction: {output: {feature: score − score without it}}."""
+        return self.scorer.explain(given_rows(rows, self.scorer.schema).table)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(load_model, threads=self._threads), (self.path,)
+
+    def __repr__(self) -> str:
+        return f"LoadedModel({self.path!r}, outputs={self.outputs})"
+
+
+def load_model(path: str | Path, *, threads: int = 1) -> LoadedModel:
+    """The model at a path: a bundle of `recgrad export`, scored without torch, a model_dir, or a checkpoint.
+
+    A checkpoint is found in the model_dir that it was written to, whose pipeline.config says what it is of.
+
+    Args:
+        path: of it.
+        threads: that one call of a bundle computes with.
+    """
+    folder = Path(path).absolute()
+    if is_bundle(folder) and not _is_checkpoint(folder):
+        return LoadedModel(str(folder), Scorer.load(folder, threads=threads), threads)
+    if not folder.exists():
+        raise RecgradError(
+            f"load_model: '{path}'{whole_path(path)} does not exist; name a bundle or a model_dir"
+        )
+    from recgrad.export.trained import TrainedScorer
+
+    return LoadedModel(str(folder), TrainedScorer(folder), threads)
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """Checkpoints have a manifest too, but no config beside it."""
+    return not (folder / "pipeline.config").is_file()

@@ -1,0 +1,235 @@
+"""The dense half of a model as a program: ONNX, or torch.export's where ONNX cannot express it.
+
+The line to cut at is `Parts`: a program takes what `FeatureGroups.gather` gives, tensor by tensor, and
+gives the columns of `recgrad predict`, or the vectors of one tower.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recgrad.data.batch import Batch
+from recgrad.errors import RecgradError
+from recgrad.export.sources import input_records, needed_features
+from recgrad.models.base import Model
+from recgrad.models.inputs import Parts
+from recgrad.nn.jagged import exported_places
+from recgrad.serving.manifest import InputRecord, ProgramRecord
+from recgrad.training.task import Task
+
+OPSET = 20
+PLACES = InputRecord("places", "places")
+_LENGTHS = (3, 0, 2, 4, 1, 2, 1)  # of the example rows: more than one, of all kinds
+_log = logging.getLogger("recgrad.export")
+
+
+@dataclass(frozen=True)
+class Half:
+    """What becomes a program: some groups of a model, and a function of their parts.
+
+    Attributes:
+        name: of the program.
+        groups: that are gathered; None for all.
+        compute: outputs by name.
+    """
+
+    name: str
+    groups: Sequence[str] | None
+    compute: Callable[[Parts], Mapping[str, Tensor]]
+
+
+def halves_of(task: Task) -> list[Half]:
+    """What a task exports: its scores, and each tower of a two-tower model."""
+    model: Model = task.model
+    scoring = Half("score", None, lambda parts: task.predictions(model.scores(parts)))
+    return [scoring, *(_tower(model, name, groups) for name, groups in _towers(model).items())]
+
+
+def _towers(model: Model) -> Mapping[str, Sequence[str]]:
+    """The groups of each tower that can be a program: the model says its vectors as a function of parts."""
+    return model.tower_groups if type(model).tower_vectors is not Model.tower_vectors else {}
+
+
+def _tower(model: Model, name: str, groups: Sequence[str]) -> Half:
+    return Half(name, groups, lambda parts: {f"{name}_tower_emb": model.tower_vectors(name, parts)})
+
+
+class _Program(nn.Module):
+    """A half of a model as a function of tensors."""
+
+    def __init__(self, task: Task, half: Half, template: Parts, names: Sequence[str]) -> None:
+        super().__init__()
+        self.task = task  # so that weights are found
+        self._half, self._template, self._names = half, template, list(names)
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        named = dict(zip(self._names, tensors, strict=True))
+        with exported_places(named.pop(PLACES.name)):
+            return tuple(self._half.compute(self._template.replaced(named)).values())
+
+
+@torch.no_grad()
+def write_program(task: Task, half: Half, batch: Batch, folder: Path) -> ProgramRecord:
+    """Write the program of a half of a trained model.
+
+    Args:
+        task: in evaluation, on the CPU.
+        half: of the model.
+        batch: any rows, of which only the kinds of their features matter.
+        folder: the bundle.
+    """
+    model: Model = task.model
+    template = model.groups.gather(batch, model.engine, half.groups)
+    given = input_records(model.groups, half.groups)
+    records = [PLACES, *(given[place] for place in template.tensors())]
+    outputs = tuple(half.compute(template))
+    program = _Program(task, half, template, [record.name for record in records]).eval()
+    examples = _examples(records, template.tensors())
+    kind, file, note = "onnx", f"{half.name}.onnx", ""
+    try:
+        used = _write_onnx(program, records, examples, outputs, folder / file)
+    except RecgradError:
+        raise
+    except Exception as error:
+        note = _reason(error)
+        _log.warning(
+            "%s cannot be written as ONNX (%s); torch.export's program is used, which needs torch",
+            type(model).__name__,
+            note,
+        )
+        kind, file = "torch_export", f"{half.name}.pt2"
+        used = _write_torch(program, records, examples, folder / file, note)
+    needed = needed_features(model.groups, used)
+    return ProgramRecord(file, kind, OPSET if kind == "onnx" else 0, needed, used, outputs, note)
+
+
+def _examples(records: Sequence[InputRecord], tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """Inputs of a few rows; sequences differ in length, so that no two sizes are equal by chance."""
+    sequences = list(dict.fromkeys(_sequence_of(r) for r in records if r.source in ("lengths", "positions")))
+    found = []
+    for record in records:
+        if record.source == "places":
+            found.append(torch.arange(max(_LENGTHS) + len(sequences) + 1))
+            continue
+        like = tensors[record.name]
+        if record.source in ("lengths", "positions"):
+            more = sequences.index(_sequence_of(record))
+            lengths = torch.tensor([_LENGTHS[0] + more, *_LENGTHS[1:]])
+            if record.source == "lengths":
+                found.append(lengths.to(like.dtype))
+                continue
+            found.append(torch.randn(int(lengths.sum()), like.shape[1]))
+        else:
+            found.append(torch.randn(len(_LENGTHS), like.shape[1]))
+    return tuple(found)
+
+
+def _sequence_of(record: InputRecord) -> str:
+    """What tells the sequences of a program apart: all inputs of one have names that begin alike."""
+    return (
+        record.name.rpartition(".")[0] if ".pooled." in record.name else ".".join(record.name.split(".")[:2])
+    )
+
+
+def _dynamic(examples: Sequence[Tensor]) -> tuple[dict[int, Any], ...]:
+    return tuple({0: torch.export.Dim.DYNAMIC} for _ in examples)
+
+
+def _write_onnx(
+    program: nn.Module,
+    records: Sequence[InputRecord],
+    examples: tuple[Tensor, ...],
+    outputs: Sequence[str],
+    path: Path,
+) -> tuple[InputRecord, ...]:
+    """Write the program and return the inputs that it has: those that it does not need are left out."""
+    try:
+        import onnx
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise RecgradError(
+            f"export needs {error.name}; install it with: pip install 'recgrad[export]'"
+        ) from error
+    with _quiet():
+        exported = torch.onnx.export(
+            program,
+            examples,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=[record.name for record in records],
+            output_names=list(outputs),
+            dynamic_shapes=(_dynamic(examples),),
+            external_data=False,
+            verbose=False,
+        )
+        assert exported is not None
+        model = exported.model_proto
+    _check_sizes(model)
+    used = {name for node in model.graph.node for name in node.input}
+    kept = [item for item in model.graph.input if item.name in used]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    for node in model.graph.node:  # where in which file of this machine it came from
+        del node.metadata_props[:]
+    for items in (model.graph.value_info, model.graph.metadata_props, model.metadata_props):
+        del items[:]
+    onnx.checker.check_model(model)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return tuple(record for record in records if record.name in used)
+
+
+def _check_sizes(model: Any) -> None:
+    """Refuse a program that takes one number of rows alone."""
+    for item in model.graph.input:
+        size = item.type.tensor_type.shape.dim[0]
+        if not size.dim_param:
+            raise ValueError(f"input {item.name} has a fixed number of rows, {size.dim_value}")
+
+
+def _write_torch(
+    program: nn.Module, records: Sequence[InputRecord], examples: tuple[Tensor, ...], path: Path, note: str
+) -> tuple[InputRecord, ...]:
+    try:
+        with _quiet():
+            exported = torch.export.export(program, examples, dynamic_shapes=(_dynamic(examples),))
+            torch.export.save(exported, path)
+    except Exception as error:
+        raise RecgradError(
+            f"export: the model can be written neither as ONNX ({note}) nor by torch.export "
+            f"({_reason(error)}); its predict must be a function of tensors, with shapes that follow from "
+            "those of its inputs"
+        ) from error
+    return tuple(records)
+
+
+def _reason(error: Exception) -> str:
+    """The innermost cause, in a line."""
+    while isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter tells its developers."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

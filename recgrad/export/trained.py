@@ -1,0 +1,71 @@
+"""Scores tables with a checkpoint, by the model itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from recgrad.config.load import CONFIG_FILE
+from recgrad.data.batch import Batch
+from recgrad.data.encoder import FeatureEncoder
+from recgrad.data.faults import Faults
+from recgrad.data.readers.build import open_reader
+from recgrad.errors import RecgradError
+from recgrad.serving.explain import explain
+from recgrad.serving.scorer import CHUNK_ROWS, BadRowsError, Scores
+from recgrad.training.run import load_trained
+
+
+class TrainedScorer:
+    """A checkpoint that scores as a bundle does, on the CPU; see `recgrad.serving.scorer.Scorer`."""
+
+    def __init__(self, folder: Path) -> None:
+        home = next((f for f in (folder, folder.parent) if (f / CONFIG_FILE).is_file()), None)
+        if home is None:
+            raise RecgradError(
+                f"load_model: '{folder}' is neither a bundle nor a model_dir: it has no {CONFIG_FILE}"
+            )
+        checkpoint = None if folder == home else folder
+        trained = load_trained(str(home), checkpoint, exporting=True, device=torch.device("cpu"))
+        self._task, self._features = trained.task, trained.features
+        self._encoder = FeatureEncoder(trained.features)
+        self.features = tuple(feature.spec for feature in trained.features)
+        self.tasks = tuple(spec.name for spec in trained.task.model.tasks)
+        self.outputs = tuple(
+            head.prediction_name for head in trained.task.each_head() if not head.spec.training_only
+        )
+        self.schema = _schema(trained.config, self._encoder.columns)
+
+    def score(self, rows: pa.Table) -> Scores:
+        """The predictions of rows."""
+        pieces = [self._score(rows.slice(at, CHUNK_ROWS), at) for at in range(0, rows.num_rows, CHUNK_ROWS)]
+        if not pieces:
+            return {name: np.empty(0, np.float32) for name in self.outputs}
+        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+
+    def _score(self, rows: pa.Table, first_row: int) -> Scores:
+        faults = Faults()
+        encoded = self._encoder.encode_table(rows, faults)
+        if faults:
+            raise BadRowsError(faults, first_row)
+        with torch.inference_mode():
+            found = self._task.predictions(self._task(Batch.of(encoded)))
+        return {name: values.float().numpy() for name, values in found.items()}
+
+    def explain(self, rows: pa.Table) -> dict[str, dict[str, npt.NDArray[np.float32]]]:
+        """What each feature adds to each output."""
+        return explain(self, rows, self._features)
+
+
+def _schema(config: object, columns: tuple[str, ...]) -> pa.Schema:
+    """The types that columns had in the data, where these are still there."""
+    try:
+        path = config.eval_input_path or config.train_input_path  # type: ignore[attr-defined]
+        schema = open_reader(path, config.data_config).schema  # type: ignore[attr-defined]
+        return pa.schema([schema.field(name) for name in columns])
+    except (RecgradError, KeyError, OSError):
+        return pa.schema([(name, pa.null()) for name in columns])

@@ -1,0 +1,211 @@
+"""From encoded rows to the inputs of a dense program.
+
+Each input is made once, in the form that the program takes: the lookup kernel writes the vectors of
+embeddings where the program reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recgrad.data.encoded import Encoded, IdArrays
+from recgrad.data.features.spec import FeatureSpec
+from recgrad.embedding.mapped.tables import Bags, MappedTables, Target
+from recgrad.errors import BundleError
+from recgrad.serving.manifest import InputRecord, ProgramRecord
+
+Array = npt.NDArray[Any]
+Feeds = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class _Field:
+    """Some columns of an input: a lookup or a dense feature."""
+
+    name: str
+    feature: str
+    first: int
+    width: int
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """An input with the places of its fields."""
+
+    record: InputRecord
+    lookups: tuple[_Field, ...]
+    dense: tuple[_Field, ...]
+
+
+class ProgramInputs:
+    """Makes the inputs of one program.
+
+    Args:
+        program: what the manifest says of it.
+        tables: of the bundle.
+        features: specs by name.
+    """
+
+    def __init__(
+        self, program: ProgramRecord, tables: MappedTables, features: Mapping[str, FeatureSpec]
+    ) -> None:
+        self._tables = tables
+        self._features = features
+        self._plans = [self._plan(record) for record in program.inputs]
+
+    def _plan(self, record: InputRecord) -> _Plan:
+        lookups, dense, at = [], [], 0
+        for name in record.lookups:
+            width = self._tables.dim(name)
+            lookups.append(_Field(name, self._tables.lookups[name].key, at, width))
+            at += width
+        for name in record.features if record.source in ("dense", "positions") else ():
+            width = self._features[name].value_dim
+            dense.append(_Field(name, name, at, width))
+            at += width
+        if at != record.width and record.source in ("dense", "lookups", "positions"):
+            raise BundleError(f"manifest.json: input {record.name} is {at} wide, not {record.width}")
+        return _Plan(record, tuple(lookups), tuple(dense))
+
+    def feeds(self, encoded: Encoded, threads: int = 1) -> Feeds:
+        """The inputs of encoded rows, by name."""
+        feeds: Feeds = {}
+        targets: list[Target] = []
+        for plan in self._plans:
+            feeds[plan.record.name] = self._input(plan, encoded, targets)
+        if targets:
+            self._tables.look_up(targets, _bags(encoded), threads)
+        return feeds
+
+    def candidate_feeds(self, user: Encoded, items: Encoded, threads: int = 1) -> Feeds:
+        """The inputs of one user's row with each of the items' rows; each feature is of one of the two.
+
+        What is of the user is looked up and pooled once.
+        """
+        count = items.size
+        of_user = {*user.dense.keys, *user.sparse.keys, *user.sequence_lengths}
+        once: list[Target] = []
+        firsts = [self._user_part(plan, user, of_user, once) for plan in self._plans]
+        if once:
+            self._tables.look_up(once, _bags(user), threads)
+        feeds: Feeds = {}
+        targets: list[Target] = []
+        for plan, first in zip(self._plans, firsts, strict=True):
+            record = plan.record
+            if record.source == "places":
+                longest = max(_longest(user), _longest(items), 1)
+                feeds[record.name] = np.arange(longest)
+            elif first is None:
+                feeds[record.name] = self._input(plan, items, targets)
+            elif record.source in ("positions", "lengths"):
+                feeds[record.name] = np.tile(first, (count, 1) if first.ndim == 2 else count)
+            else:
+                feeds[record.name] = out = np.repeat(first, count, axis=0)
+                self._fill(plan, items, out, targets, lambda name: name not in of_user)
+        if targets:
+            self._tables.look_up(targets, _bags(items), threads)
+        return feeds
+
+    def _user_part(
+        self, plan: _Plan, user: Encoded, of_user: Collection[str], targets: list[Target]
+    ) -> Array | None:
+        """What an input has of the user's row, zeros elsewhere; None if it has nothing."""
+        record = plan.record
+        if record.source == "lengths":
+            return user.sequence_lengths[record.features[0]] if record.features[0] in of_user else None
+        if not any(item.feature in of_user for item in (*plan.lookups, *plan.dense)):
+            return None
+        size = 1
+        if record.source == "positions":
+            size = int(user.sequence_lengths[(plan.lookups or plan.dense)[0].feature].sum())
+        out = np.zeros((size, record.width), np.float32)
+        self._fill(plan, user, out, targets, lambda name: name in of_user)
+        return out
+
+    def _fill(
+        self,
+        plan: _Plan,
+        encoded: Encoded,
+        out: Array,
+        targets: list[Target],
+        wanted: Callable[[str], bool],
+    ) -> None:
+        """Write the dense fields whose features are wanted, and note where lookups go."""
+        for item in plan.lookups:
+            if wanted(item.feature):
+                targets.append(Target(item.name, out[:, item.first : item.first + item.width]))
+        for item in plan.dense:
+            if wanted(item.feature):
+                values = _dense(encoded, item.feature, plan.record.source)
+                out[:, item.first : item.first + item.width] = 0 if values is None else values
+
+    def _input(self, plan: _Plan, encoded: Encoded, targets: list[Target]) -> Array:
+        record = plan.record
+        if record.source == "places":
+            return np.arange(max(_longest(encoded), 1))
+        if record.source == "lengths":
+            return encoded.sequence_lengths[record.features[0]]
+        size = encoded.size
+        if record.source == "positions":
+            size = int(encoded.sequence_lengths[(plan.lookups or plan.dense)[0].feature].sum())
+        out = np.empty((size, record.width), np.float32)
+        self._fill(plan, encoded, out, targets, lambda _: True)
+        return out
+
+
+def one_sided(program: ProgramRecord, lookups: Mapping[str, str], users: Collection[str]) -> set[str]:
+    """The features among `users` that stay the user's: sequences of one group are all of one side.
+
+    Args:
+        program: whose inputs say which sequences belong together.
+        lookups: the feature of each lookup.
+        users: features that read columns of the user alone.
+    """
+    groups: dict[str, set[str]] = {}
+    for record in program.inputs:
+        if record.source in ("positions", "lengths"):
+            name = ".".join(record.name.split(".")[:2])
+            groups.setdefault(name, set()).update(record.features, (lookups[n] for n in record.lookups))
+    stay = set(users)
+    while moved := {f for group in groups.values() if not group <= stay for f in group & stay}:
+        stay -= moved
+    return stay
+
+
+def _longest(encoded: Encoded) -> int:
+    return max((int(lengths.max(initial=0)) for lengths in encoded.sequence_lengths.values()), default=0)
+
+
+def _dense(encoded: Encoded, feature: str, source: str) -> Array | None:
+    """Values of a dense feature; None where a tower alone is computed and the feature is of the other."""
+    if source == "positions":
+        return encoded.sequence_dense[feature]
+    return encoded.dense[feature] if feature in encoded.dense.keys else None
+
+
+def _bags(encoded: Encoded) -> dict[str, Bags]:
+    """The ids of every feature."""
+    found: dict[str, Bags] = {}
+    for ids in (encoded.sparse, encoded.sequence_sparse):
+        if ids is not None:
+            found.update(_bags_of(ids))
+    return found
+
+
+def _bags_of(ids: IdArrays) -> dict[str, Bags]:
+    found: dict[str, Bags] = {}
+    first = 0
+    for key, count in zip(ids.keys, ids.bag_counts, strict=True):
+        if ids.single:
+            weights = None if ids.weights is None else ids.weights[first : first + count]
+            found[key] = Bags(ids.values[first : first + count], None, weights)
+        else:
+            # Offsets count from the start of all ids.
+            found[key] = Bags(ids.values, ids.offsets[first : first + count + 1], ids.weights)
+        first += count
+    return found
