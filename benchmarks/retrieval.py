@@ -200,7 +200,8 @@ def evaluation(rounds: int) -> list[Bar]:
         trained.eval_input_path = ""
         result = recgrad.train(trained)
         epoch = train.num_rows / result.samples_per_sec
-        _, task, features = load_trained(trained, result.model_dir, device=torch.device("cpu"))
+        loaded = load_trained(trained, result.model_dir, device=torch.device("cpu"))
+        task, features = loaded.task, loaded.features
         assert [f.name for f in features] == [f.name for f in features_of(config)]
 
         def evaluate() -> dict[str, float]:

@@ -28,9 +28,10 @@ class ScoreRequest(BaseModel):
 
 def build_app(model_dir: Path) -> FastAPI:
     torch.set_num_threads(1)
-    _, task, features = load_trained(
+    trained = load_trained(
         model_dir / "pipeline.config", model_dir, exporting=True, device=torch.device("cpu")
     )
+    task, features = trained.task, trained.features
     task.eval()
     encoder = FeatureEncoder(features)
     app = FastAPI()

@@ -60,7 +60,7 @@ class TrainedTowers:
         from recgrad.models.towers import TowerEncoder
         from recgrad.training.run import load_trained
 
-        effective, task, features = load_trained(
+        trained = load_trained(
             config,
             checkpoint_path,
             edit_config_json=edit_config_json,
@@ -68,9 +68,9 @@ class TrainedTowers:
             device=torch.device("cpu"),
             custom_code=custom_code,
         )
-        self.data: DataConfig | None = effective.data_config
-        self.similarity = task.model.similarity
-        self._make = cache(partial(TowerEncoder, task.model, features))
+        self.data: DataConfig | None = trained.config.data_config
+        self.similarity = trained.task.model.similarity
+        self._make = cache(partial(TowerEncoder, trained.task.model, trained.features))
 
     def _tower(self, tower: str) -> Any:
         return self._make(tower)

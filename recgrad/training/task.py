@@ -73,7 +73,7 @@ class Task(nn.Module):
 
     def _summed(self, rows: Tensor, batch: Batch) -> Tensor:
         """The sum over the rows of all ranks, or the mean of rows with weights."""
-        weights = next(self._heads()).weighting.rows(batch.labels, batch.sample_weights)
+        weights = next(self.each_head()).weighting.rows(batch.labels, batch.sample_weights)
         if weights is not None:
             return weighted_mean(rows, weights)
         return weighted_mean(rows, None) * total_rows(batch.size)

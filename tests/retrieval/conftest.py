@@ -122,7 +122,8 @@ def vectors(shop: Shop, model_dir: Path) -> Callable[[str, pa.Table], np.ndarray
     from recgrad.data.faults import Faults
     from recgrad.training.run import load_trained
 
-    _, task, features = load_trained(shop.config(), None, device=torch.device("cpu"))
+    trained = load_trained(shop.config(), None, device=torch.device("cpu"))
+    task, features = trained.task, trained.features
 
     def embed(tower: str, table: pa.Table) -> np.ndarray:
         names = task.model.groups.features[tower]
