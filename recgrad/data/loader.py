@@ -343,8 +343,6 @@ def build_loader(
     sampler = None
     if need_labels and not leaves_unused(config):
         sampler = build_sampler(data, features, reader, training=training, seed=seed)
-        if sampler is not None and not training and sampler.describe():
-            logger.info("metrics rank each row's item among %s, not the whole catalogue", sampler.describe())
     provided = provided_features(config, features) if sampler else frozenset[str]()
     encoder = CodedEncoder([f for f in features if f.name not in provided], reader.coded_columns)
     needed = [*encoder.columns, *targets.columns, *carry_columns]

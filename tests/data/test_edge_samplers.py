@@ -436,14 +436,5 @@ def test_settings_without_meaning_are_refused(data, batches, open_loader):
         open_loader(data.clicks, text, features=FEATURES, model=MODEL)
 
 
-def test_evaluation_says_that_it_is_sampled(batches, caplog):
-    caplog.set_level("INFO")
-    batches("negative_sampler", training=False)
-    assert "metrics rank each row's item among 64 sampled items, not the whole catalogue" in caplog.text
-    caplog.clear()
-    batches("catalogue_sampler", training=False)
-    assert "sampled" not in caplog.text
-
-
 def test_every_sampler_is_tested():
     assert set(SAMPLERS) == {*NAMES, "catalogue_sampler", "in_batch_sampler", "tdm_sampler"}

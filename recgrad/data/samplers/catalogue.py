@@ -115,7 +115,3 @@ class CatalogueSampler(Sampler):
             if self._all is None:
                 self._all = self.items.encode(np.arange(len(self.items.table.keys)), ())
             return self._all
-
-    def describe(self) -> str:
-        """How many items are drawn."""
-        return f"{self.count} sampled items" if self.count else ""

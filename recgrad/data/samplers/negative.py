@@ -153,7 +153,3 @@ class NegativeSampler(Sampler):
     def _log_counts(self, rows: Ints, mass: float) -> npt.NDArray[np.float32]:
         expected = self.items.table.weights[rows] * (self.count / max(mass, np.finfo(np.float64).tiny))
         return np.log(expected).astype(np.float32)
-
-    def describe(self) -> str:
-        """How many items are drawn."""
-        return f"{self.count} sampled items"

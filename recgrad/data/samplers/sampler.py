@@ -75,9 +75,5 @@ class Sampler(ABC):
             place: what draws depend on, with the seed.
         """
 
-    def describe(self) -> str:
-        """What evaluation compares each row's item with, for the log; empty where it is not sampled."""
-        return ""
-
 
 SAMPLERS: Registry[type[Sampler]] = Registry("sampler", "recgrad.data.samplers")
