@@ -1,7 +1,8 @@
 """What sequence encoders cost as histories grow, up to 10,000 positions: a forward and a backward pass.
 
 The peer is `din_encoder`, whose attention scores every position by an MLP; beside it self-attention, whose
-cost grows with the square (up to 1,000 positions). All in turn in this process, medians over the rounds.
+cost grows with the square (up to 1,000 positions). All in turn on one thread of this process; medians over
+the rounds of CPU seconds, so that other work on the machine counts less.
 
     python benchmarks/long_history.py [--rows N] [--rounds N] [--json FILE]
 """
@@ -54,15 +55,15 @@ def step(encoder: SequenceEncoder, *given: torch.Tensor) -> None:
 
 
 def medians(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Seconds of each call, all of them in turn."""
+    """CPU seconds of each call, all of them in turn."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()  # compiles
     for _ in range(rounds):
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = time.process_time()
             call()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(time.process_time() - start)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     encoders = {name: build_encoder(name, DIM, DIM, params, FIELDS) for name, params in ENCODERS.items()}
     found: dict[int, dict[str, float]] = {}
@@ -83,7 +85,7 @@ def main() -> None:
             if name != "self_attention_encoder" or length <= 1_000
         }
         found[length] = medians(calls, args.rounds)
-    print(f"{args.rows} rows, positions {DIM} wide: milliseconds a step (× din_encoder)")
+    print(f"{args.rows} rows, positions {DIM} wide: CPU milliseconds a step (× din_encoder)")
     print(f"{'':<24}" + "".join(f"{length:>20,}" for length in LENGTHS))
     for name in encoders:
         cells = []
