@@ -102,14 +102,13 @@ def test_the_pretrained_embeddings_of_the_page_are_trained_from(
 
 
 def test_no_page_is_forgotten() -> None:
-    """The rest is run by tests/optim, tests/models, tests/export and the files beside this one."""
+    """The rest is run by tests/optim, tests/models and the files beside this one."""
     elsewhere = {
         "api.md",
         "optimizers.md",
         "schedules.md",
         "models.md",
         "moving.md",
-        "export.md",
         "extending.md",
         "start.md",
     }

@@ -83,7 +83,8 @@ def check_embeddings(context: Context) -> None:
             context.one_of(node, "pooling", ("sum", "mean"))
         if "combiner" in fields and message.combiner.lower() not in _combiners(node):
             context.one_of(node, "combiner", _combiners(node))
-        context.one_of(node, "data_type", _DATA_TYPES)
+        of_floats = node.kind == "RawFeature" and not message.boundaries
+        context.one_of(node, "data_type", ("FP32", "FP64") if of_floats else _DATA_TYPES)
         if node.kind == "RawFeature":
             context.ranged(node, "value_dim", 1)
     for node in context.of("AutoDisEmbedding"):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from recgrad.check.rule import CHECKS, Context, Node
-from recgrad.config.proto.model_pb2 import DEEP, SEQUENCE, WIDE, FeatureGroupType
+from recgrad.config.proto.model_pb2 import DEEP, JAGGED_SEQUENCE, SEQUENCE, WIDE, FeatureGroupType
 from recgrad.config.values import show
 
 # Groups that a model finds by name: needed, then optional.
@@ -77,6 +77,9 @@ def check_layers(context: Context) -> None:
     for node in context.of("MultiTowerDIN"):
         if not node.message.towers and not node.message.din_towers:
             context.problem(node.path, "towers and din_towers are both empty")
+    for node in context.of("SASRec", "NextItemHSTU"):
+        if context.config.data_config.WhichOneof("sampler") != "next_item_sampler":
+            context.problem(node.path, "has no items to compare; set data_config.next_item_sampler")
     for node in context.of("DSSM", "DSSMV2", "DAT", "MIND"):
         context.ranged(node, "temperature", 0, above=True)
         context.ranged(node, "output_dim", 0)
@@ -154,6 +157,9 @@ def _tower_inputs(model: Node) -> Iterator[tuple[str, str, int]]:
     for field in ("towers", "din_towers"):
         for i, tower in enumerate(getattr(message, field, ())):
             yield f"{model.at(field)}[{i}].input", tower.input, DEEP if field == "towers" else SEQUENCE
+    for field, kind in (("input", SEQUENCE), ("time_input", SEQUENCE), ("request_time_input", DEEP)):
+        if field in message.DESCRIPTOR.fields_by_name and getattr(message, field):
+            yield model.at(field), getattr(message, field), kind
     for field in ("user_tower", "item_tower"):
         if field not in message.DESCRIPTOR.fields_by_name or not message.HasField(field):
             continue
@@ -201,7 +207,9 @@ def _width(message: Any) -> int | None:
 
 def _check_type(context: Context, node: Node, i: int, kind: int, name: str) -> None:
     group = node.message.feature_groups[i]
-    if group.group_type != kind:
+    # Both kinds keep positions apart, and none of them is padded.
+    got = SEQUENCE if group.group_type == JAGGED_SEQUENCE else group.group_type
+    if got != kind:
         wanted, got = FeatureGroupType.Name(kind), FeatureGroupType.Name(group.group_type)  # type: ignore[arg-type]
         path = f"{node.at('feature_groups')}[{i}].group_type"
         context.problem(path, f"{name} needs the group {show(group.group_name)} to be {wanted}, got {got}")

@@ -130,7 +130,9 @@ def _check_candidates(context: Context, task: Task, name: str, node: Node) -> No
     """The data have what a loss over candidates asks for."""
     sampler = context.config.data_config.WhichOneof("sampler")
     if name in LOSSES and LOSSES[name].over_vectors:
-        if sampler != "catalogue_sampler":
+        if sampler == "next_item_sampler" and context.config.data_config.next_item_sampler.num_sample:
+            context.problem(node.path, "needs all items; remove data_config.next_item_sampler.num_sample")
+        elif sampler not in ("catalogue_sampler", "next_item_sampler"):
             context.problem(node.path, "needs all items; set data_config.catalogue_sampler")
         if task.node.message.train_metrics:
             path = f"{task.node.at('train_metrics')}[0]"

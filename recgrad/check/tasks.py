@@ -9,7 +9,7 @@ from recgrad.check.rule import CHECKS, Context, Node
 from recgrad.config.values import show
 
 TOWERS = ("TaskTower", "BayesTaskTower", "InterventionTaskTower")
-MATCH_MODELS = frozenset({"dssm", "dssm_v2", "dat", "mind", "hstu_match"})
+MATCH_MODELS = frozenset({"dssm", "dssm_v2", "dat", "mind", "hstu_match", "sasrec", "hstu"})
 
 
 @dataclass(frozen=True)

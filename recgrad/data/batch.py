@@ -90,7 +90,7 @@ class JaggedDense:
     """A dense sequence feature: the positions of all rows one after another.
 
     Attributes:
-        values: float32 [positions, width].
+        values: float32 [positions, width]; float64 of one number a position.
         lengths: int32 [rows], the number of positions of each row.
     """
 
@@ -133,6 +133,26 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class NextItems:
+    """The items of histories, for models that learn what comes next at every position.
+
+    Attributes:
+        items: int64 [events]: for each row the items of its history and then its own, as places in the
+            batch's negatives.
+        lengths: int64 [rows], the number of items of each history, so that a row has one event more.
+        drawn: the place from which on negatives were drawn; 0 where they are the whole catalogue.
+        same: int64 [pairs, 2]: items of events, and draws, that are the same; None for the whole catalogue.
+        log_counts: float32 [draws], the logarithm of how often each is expected; None where all are there.
+    """
+
+    items: Tensor
+    lengths: Tensor
+    drawn: int = 0
+    same: Tensor | None = None
+    log_counts: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Batch:
     """Encoded rows.
 
@@ -143,6 +163,7 @@ class Batch:
         sequence_lengths: int32 [rows] by sequence feature: the number of positions of each row.
         sequence_sparse: id sequence features; a bag is one position of one row.
         sequence_dense: dense sequence features by name.
+        precise: float64 [rows] by dense row feature that asks for it.
         labels: [rows] by label field; float32, or int64 for integer columns.
         sample_weights: float32 [rows] by field.
         keys: int64 [rows] by field: group and session keys; strings are hashed.
@@ -151,6 +172,7 @@ class Batch:
             hard ones of single rows.
         comparison: which rows are compared with which negatives; each with all when None. Without `negatives`
             it is about the items of the other rows.
+        next_items: the items of histories among the negatives.
     """
 
     size: int
@@ -165,6 +187,8 @@ class Batch:
     origin: Origin | None = None
     negatives: Batch | None = None
     comparison: Comparison | None = None
+    next_items: NextItems | None = None
+    precise: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, encoded: Encoded, **more: Any) -> Batch:
@@ -181,6 +205,7 @@ class Batch:
                 key: JaggedDense(torch.from_numpy(values), lengths[key])
                 for key, values in encoded.sequence_dense.items()
             },
+            precise={key: torch.from_numpy(values) for key, values in encoded.precise.items()},
             **more,
         )
 
@@ -212,6 +237,8 @@ class Batch:
             sequence_lengths=_map(self.sequence_lengths, function),
             sequence_dense=_map(self.sequence_dense, function),
             comparison=_map(self.comparison, function),
+            next_items=_map(self.next_items, function),
+            precise=_map(self.precise, function),
         )
 
 

@@ -96,7 +96,9 @@ class Encoded:
         sparse: id row features; a bag is a row.
         sequence_lengths: int32 [rows] by sequence feature, and by group: the number of positions of each row.
         sequence_sparse: id sequence features; a bag is one position of one row. None without any.
-        sequence_dense: float32 [positions, width] by dense sequence feature, row after row.
+        sequence_dense: [positions, width] by dense sequence feature, row after row: float32, or float64 of
+            width 1.
+        precise: float64 [rows] by dense row feature that asks for it.
     """
 
     size: int
@@ -105,6 +107,7 @@ class Encoded:
     sequence_lengths: Mapping[str, Lengths] = field(default_factory=dict)
     sequence_sparse: IdArrays | None = None
     sequence_dense: Mapping[str, Floats] = field(default_factory=dict)
+    precise: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
 
     def cut(self, bounds: Sequence[int]) -> list[Encoded]:
         """The rows `bounds[i]` to `bounds[i + 1]`, each as an Encoded of its own.
@@ -130,6 +133,7 @@ class Encoded:
                     key: values[starts[key][start] : starts[key][stop]]
                     for key, values in self.sequence_dense.items()
                 },
+                precise={key: values[start:stop] for key, values in self.precise.items()},
             )
             for i, (start, stop) in enumerate(pairwise(bounds))
         ]

@@ -86,6 +86,11 @@ class FeatureEncoder:
             sequence_lengths=lengths,
             sequence_sparse=sequence_sparse,
             sequence_dense=sequence_dense,
+            precise={
+                f.name: np.ascontiguousarray(results[f.name].values[:, 0])
+                for f in self._dense
+                if f.spec.data_type == "FP64"
+            },
         )
 
     def encode_table(self, table: pa.Table | pa.RecordBatch, faults: Faults) -> Encoded:

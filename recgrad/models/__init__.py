@@ -24,6 +24,7 @@ __all__ = [
     "FinalMLP",
     "FinalNet",
     "GDCN",
+    "HSTU",
     "MIND",
     "MMoE",
     "MODELS",
@@ -37,6 +38,7 @@ __all__ = [
     "PNN",
     "RankMixer",
     "RocketLaunching",
+    "SASRec",
     "STEM",
     "SimpleMultiTask",
     "TDM",
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from recgrad.models.final_mlp import FinalMLP
     from recgrad.models.final_net import FinalNet
     from recgrad.models.gdcn import GDCN
+    from recgrad.models.hstu import HSTU
     from recgrad.models.mask_net import MaskNet
     from recgrad.models.mind import MIND
     from recgrad.models.mmoe import MMoE
@@ -77,6 +80,7 @@ if TYPE_CHECKING:
     from recgrad.models.pnn import PNN
     from recgrad.models.rank_mixer import RankMixer
     from recgrad.models.rocket_launching import RocketLaunching
+    from recgrad.models.sasrec import SASRec
     from recgrad.models.simple_multi_task import SimpleMultiTask
     from recgrad.models.stem import STEM
     from recgrad.models.tdm import TDM
@@ -105,6 +109,7 @@ else:
             "FinalMLP": "recgrad.models.final_mlp",
             "FinalNet": "recgrad.models.final_net",
             "GDCN": "recgrad.models.gdcn",
+            "HSTU": "recgrad.models.hstu",
             "MIND": "recgrad.models.mind",
             "MMoE": "recgrad.models.mmoe",
             "MODELS": "recgrad.models.base",
@@ -118,6 +123,7 @@ else:
             "PNN": "recgrad.models.pnn",
             "RocketLaunching": "recgrad.models.rocket_launching",
             "RankMixer": "recgrad.models.rank_mixer",
+            "SASRec": "recgrad.models.sasrec",
             "STEM": "recgrad.models.stem",
             "SimpleMultiTask": "recgrad.models.simple_multi_task",
             "TDM": "recgrad.models.tdm",

@@ -168,7 +168,7 @@ class Model(nn.Module):
             if group in rows:
                 rows[group], own = dropout(rows[group])
                 penalty = own if penalty is None else penalty + own
-        return Inputs(rows, inputs.sequences), penalty
+        return Inputs(rows, inputs.sequences, inputs.times), penalty
 
     def own_losses(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Further terms of the loss that the model asks for, from its outputs, as the log names them."""

@@ -59,6 +59,7 @@ class FeatureGroups(nn.Module):
             groups, features, wide_embedding_dim=wide_embedding_dim, wide_init_fn=wide_init_fn
         )
         self.used: set[str] = set()
+        self.time_groups: set[str] = set()
         self.features = {
             group.name: (*group.features, *(name for part in group.sequences for name in part.features))
             for group in groups
@@ -145,6 +146,21 @@ class FeatureGroups(nn.Module):
         """Columns of a position of a sequence group."""
         return sum(self._sequence(group).sequence.widths.values())
 
+    def take_times(self, group: str) -> None:
+        """Have a group of one number a row or position as `Inputs.times`, in float64."""
+        fields = self.plan.rows.get(group) or self._sequence(group).sequence
+        if len(fields.raw) != 1 or sum(fields.widths.values()) != 1:
+            raise ConfigError(
+                f"model_config: group '{group}' of times must be one raw_feature of one value, got "
+                f"{', '.join(fields.widths) or 'none'}"
+            )
+        self.used.add(group)
+        self.time_groups.add(group)
+
+    def lengths(self, batch: Batch, group: str) -> Tensor:
+        """[rows]: the positions of each row of a sequence group."""
+        return self._lengths(batch, self.plan.sequences[group].sequence.features[0])
+
     def _sequence(self, group: str) -> SequencePlan:
         if group not in self.plan.sequences:
             raise ConfigError(
@@ -182,8 +198,13 @@ class FeatureGroups(nn.Module):
             self._check_lengths(name, self.plan.sequences[name].sequence.features, batch)
         embedded = None if engine is None else self.ids.look_up(batch, engine, self.device, ids)
         batch = batch.with_inputs_on(self.device)
-        rows = {group: self.plan.rows[group] for group in wanted}
-        sequences = {name: self.plan.sequences[name] for name in names}
+        times = {
+            group: self._gather_times(group, batch)
+            for group in (*wanted, *names)
+            if group in self.time_groups
+        }
+        rows = {group: self.plan.rows[group] for group in wanted if group not in times}
+        sequences = {name: self.plan.sequences[name] for name in names if name not in times}
         numbers = {
             name
             for fields in (*rows.values(), *(plan.query for plan in sequences.values()))
@@ -193,7 +214,15 @@ class FeatureGroups(nn.Module):
             {name: self._gather_rows(fields, batch, embedded) for name, fields in rows.items()},
             {name: self._gather_sequence(plan, batch, embedded) for name, plan in sequences.items()},
             self.dense_embeddings.gather(batch.dense, numbers, self._columns),
+            times=times,
         )
+
+    def _gather_times(self, group: str, batch: Batch) -> Tensor:
+        if group in self.plan.rows:
+            (name,) = self.plan.rows[group].raw
+            return batch.precise[name] if name in batch.precise else batch.dense[name].double().squeeze(1)
+        (name,) = self.plan.sequences[group].sequence.raw
+        return batch.sequence_dense[name].values.double().squeeze(1)
 
     def _gather_rows(self, fields: RowFields, batch: Batch, embedded: EmbeddedIds | None) -> RowParts:
         lookups = None
@@ -212,19 +241,23 @@ class FeatureGroups(nn.Module):
             assert embedded is not None
             values = embedded.sequence(source)
         else:
-            values = batch.sequence_dense[spec.name].values
+            values = self._positions(batch, spec.name)
         return PositionParts(values, self._lengths(batch, spec.name))
+
+    def _positions(self, batch: Batch, feature: str) -> Tensor:
+        """Numbers of a sequence as other numbers are; times alone stay float64."""
+        return batch.sequence_dense[feature].values.to(batch.dense.values.dtype)
 
     def _gather_sequence(
         self, plan: SequencePlan, batch: Batch, embedded: EmbeddedIds | None
     ) -> SequenceParts:
         fields = plan.sequence
         columns = [] if embedded is None else [embedded.sequence(lookup) for lookup in fields.lookups]
-        columns += [batch.sequence_dense[feature].values for feature in fields.raw]
+        columns += [self._positions(batch, feature) for feature in fields.raw]
         return SequenceParts(
             self._gather_rows(plan.query, batch, embedded),
             _joined(columns) if columns else None,
-            tuple(batch.sequence_dense[feature].values for feature in fields.embedded),
+            tuple(self._positions(batch, feature) for feature in fields.embedded),
             self._lengths(batch, fields.features[0]),
         )
 
@@ -268,7 +301,7 @@ class FeatureGroups(nn.Module):
                 given = sequences[spec.input]
                 columns.append(encoder(given.query, given.sequence, given.lengths))
             rows[group] = _joined(columns)
-        return Inputs(rows, sequences)
+        return Inputs(rows, sequences, parts.times)
 
     def _sequence_input(
         self, plan: SequencePlan, part: SequenceParts, numbers: Mapping[int, Tensor]

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from recgrad.data.batch import Comparison
+from recgrad.data.batch import Comparison, NextItems
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ class Parts:
         numbers: [rows, width] of each module of dense embeddings, by its index.
         negatives: those of sampled items.
         comparison: which rows are compared with which of them.
+        times: float64 [rows] or [positions] of groups of times.
+        next_items: the items of histories among the negatives.
     """
 
     rows: Mapping[str, RowParts]
@@ -80,6 +82,8 @@ class Parts:
     numbers: Mapping[int, Tensor]
     negatives: Parts | None = None
     comparison: Comparison | None = None
+    times: Mapping[str, Tensor] = field(default_factory=dict)
+    next_items: NextItems | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by its place, such as `rows.deep.lookups`."""
@@ -115,10 +119,12 @@ class Inputs:
     Attributes:
         rows: [rows, width] of each DEEP and WIDE group.
         sequences: of each sequence group.
+        times: float64 [rows] or [positions] of each group of times.
     """
 
     rows: Mapping[str, Tensor]
     sequences: Mapping[str, SequenceInput] = field(default_factory=dict)
+    times: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __getitem__(self, group: str) -> Tensor:
         return self.rows[group]

@@ -163,8 +163,10 @@ class Head(nn.Module):
 
     def losses(self, outputs: Outputs, batch: Batch) -> Iterator[tuple[str, Tensor]]:
         """The loss terms of this head, by name, weighted; 0 for a batch of no rows."""
-        labels = self.labels(batch)
+        labels = self.labels(batch, outputs)
         weights = self.weighting.rows(batch.labels, batch.sample_weights)
+        if weights is not None and "rows" in outputs:
+            weights = weights[outputs["rows"].to(weights.device)]
         for name, loss in zip(self._loss_names, self.spec.losses, strict=True):
             session = None if loss.session_name is None else batch.keys[loss.session_name]
             if batch.size and loss.over_vectors and "users" in outputs:
@@ -201,17 +203,17 @@ class Head(nn.Module):
     def _scores(self, outputs: Outputs) -> Tensor:
         return self.spec.losses[0].predict(outputs[self.spec.logits])
 
-    def labels(self, batch: Batch) -> Tensor:
+    def labels(self, batch: Batch, outputs: Outputs) -> Tensor:
         """The label of each row, on the host; the first column is the true item of retrieval models."""
         if self.spec.retrieval:
-            return torch.zeros(batch.size, dtype=torch.int64)
+            return torch.zeros(outputs[self.spec.logits].shape[0], dtype=torch.int64)
         return batch.labels[self.spec.label_name]
 
     def update(self, metrics: Mapping[str, Metric], outputs: Outputs, batch: Batch) -> None:
         """Add a batch to some of this head's metrics, which are on the host."""
         if not metrics:
             return
-        scores, labels = self._scores(outputs).detach().cpu(), self.labels(batch)
+        scores, labels = self._scores(outputs).detach().cpu(), self.labels(batch, outputs)
         for metric in metrics.values():
             if metric.needs_key:
                 assert metric.grouping_key is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import re
 import shutil
 import subprocess
 import sys
@@ -260,17 +259,3 @@ def test_a_model_of_ones_own_that_onnx_cannot_express_keeps_torchs_program(
     table = make_rows(20, seed=9)
     found = Scorer.load(tmp_path / "bundle").score(table)["probs"]
     np.testing.assert_allclose(found, predicted(model, table)["probs"], atol=1e-6)
-
-
-def test_the_code_of_the_page_runs(bundle, make_rows, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "bundle").symlink_to(bundle)
-    table = make_rows(3)
-    user = table.slice(0, 1).select(["a", "h__item", "h__price"])
-    names = {"table": table, "user": user, "items": table.select(["b", "x"])}
-    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(blocks) == 2
-    for code in blocks:
-        exec(compile(code, "export.md", "exec"), names)
-    assert names["model"].outputs == ("probs",)

@@ -35,7 +35,8 @@ def test_outputs_are_the_logits_of_every_task(name, build, batch):
     outputs = model(batch)
     assert list(outputs)[: len(model.tasks)] == [task.logits for task in model.tasks]
     for task in model.tasks:
-        shape = (6, 6) if task.retrieval else (6,)
+        compared = 6 if getattr(model, "in_batch_negative", False) else 1  # with other rows, or the own item
+        shape = (6, compared) if task.retrieval else (6,)
         assert outputs[task.logits].shape == shape
         assert outputs[task.logits].isfinite().all()
 

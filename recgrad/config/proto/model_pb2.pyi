@@ -17,6 +17,7 @@ from recgrad.config.proto import module_pb2 as module_pb2
 from recgrad.config.proto import multi_task_rank_pb2 as multi_task_rank_pb2
 from recgrad.config.proto import rank_model_pb2 as rank_model_pb2
 from recgrad.config.proto import seq_encoder_pb2 as seq_encoder_pb2
+from recgrad.config.proto import sequence_model_pb2 as sequence_model_pb2
 from recgrad.config.proto import sid_model_pb2 as sid_model_pb2
 import builtins as builtins
 import sys
@@ -170,6 +171,8 @@ class ModelConfig(message.Message):
     SID_RQVAE_FIELD_NUMBER: builtins.int
     SID_RQKMEANS_FIELD_NUMBER: builtins.int
     CUSTOM_MODEL_FIELD_NUMBER: builtins.int
+    SASREC_FIELD_NUMBER: builtins.int
+    HSTU_FIELD_NUMBER: builtins.int
     FINAL_MLP_FIELD_NUMBER: builtins.int
     FINAL_NET_FIELD_NUMBER: builtins.int
     GDCN_FIELD_NUMBER: builtins.int
@@ -257,6 +260,10 @@ class ModelConfig(message.Message):
         """Ours, from here on."""
 
     @builtins.property
+    def sasrec(self) -> sequence_model_pb2.SASRec: ...
+    @builtins.property
+    def hstu(self) -> sequence_model_pb2.NextItemHSTU: ...
+    @builtins.property
     def final_mlp(self) -> rank_model_pb2.FinalMLP: ...
     @builtins.property
     def final_net(self) -> rank_model_pb2.FinalNet: ...
@@ -321,6 +328,8 @@ class ModelConfig(message.Message):
         sid_rqvae: sid_model_pb2.SidRqvae | None = ...,
         sid_rqkmeans: sid_model_pb2.SidRqkmeans | None = ...,
         custom_model: component_pb2.CustomComponent | None = ...,
+        sasrec: sequence_model_pb2.SASRec | None = ...,
+        hstu: sequence_model_pb2.NextItemHSTU | None = ...,
         final_mlp: rank_model_pb2.FinalMLP | None = ...,
         final_net: rank_model_pb2.FinalNet | None = ...,
         gdcn: rank_model_pb2.GDCN | None = ...,
@@ -343,10 +352,10 @@ class ModelConfig(message.Message):
         use_pareto_loss_weight: builtins.bool | None = ...,
         compile: builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["aitm", b"aitm", "autoint", b"autoint", "compile", b"compile", "custom_model", b"custom_model", "dat", b"dat", "dbmtl", b"dbmtl", "dc2vr", b"dc2vr", "dcn_v1", b"dcn_v1", "dcn_v2", b"dcn_v2", "deepfm", b"deepfm", "dlrm", b"dlrm", "dlrm_hstu", b"dlrm_hstu", "dssm", b"dssm", "dssm_v2", b"dssm_v2", "esmm", b"esmm", "eulernet", b"eulernet", "fibinet", b"fibinet", "final_mlp", b"final_mlp", "final_net", b"final_net", "gdcn", b"gdcn", "hstu_match", b"hstu_match", "kernel", b"kernel", "mask_net", b"mask_net", "mind", b"mind", "mmoe", b"mmoe", "model", b"model", "multi_tower", b"multi_tower", "multi_tower_din", b"multi_tower_din", "num_class", b"num_class", "onn", b"onn", "pepnet", b"pepnet", "ple", b"ple", "pnn", b"pnn", "rank_mixer", b"rank_mixer", "rocket_launching", b"rocket_launching", "sid_rqkmeans", b"sid_rqkmeans", "sid_rqvae", b"sid_rqvae", "simple_multi_task", b"simple_multi_task", "stem", b"stem", "tdm", b"tdm", "ultra_hstu", b"ultra_hstu", "use_pareto_loss_weight", b"use_pareto_loss_weight", "variational_dropout", b"variational_dropout", "wide_and_deep", b"wide_and_deep", "wukong", b"wukong", "xdeepfm", b"xdeepfm"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["aitm", b"aitm", "autoint", b"autoint", "compile", b"compile", "custom_model", b"custom_model", "dat", b"dat", "dbmtl", b"dbmtl", "dc2vr", b"dc2vr", "dcn_v1", b"dcn_v1", "dcn_v2", b"dcn_v2", "deepfm", b"deepfm", "dlrm", b"dlrm", "dlrm_hstu", b"dlrm_hstu", "dssm", b"dssm", "dssm_v2", b"dssm_v2", "esmm", b"esmm", "eulernet", b"eulernet", "fibinet", b"fibinet", "final_mlp", b"final_mlp", "final_net", b"final_net", "gdcn", b"gdcn", "hstu", b"hstu", "hstu_match", b"hstu_match", "kernel", b"kernel", "mask_net", b"mask_net", "mind", b"mind", "mmoe", b"mmoe", "model", b"model", "multi_tower", b"multi_tower", "multi_tower_din", b"multi_tower_din", "num_class", b"num_class", "onn", b"onn", "pepnet", b"pepnet", "ple", b"ple", "pnn", b"pnn", "rank_mixer", b"rank_mixer", "rocket_launching", b"rocket_launching", "sasrec", b"sasrec", "sid_rqkmeans", b"sid_rqkmeans", "sid_rqvae", b"sid_rqvae", "simple_multi_task", b"simple_multi_task", "stem", b"stem", "tdm", b"tdm", "ultra_hstu", b"ultra_hstu", "use_pareto_loss_weight", b"use_pareto_loss_weight", "variational_dropout", b"variational_dropout", "wide_and_deep", b"wide_and_deep", "wukong", b"wukong", "xdeepfm", b"xdeepfm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["aitm", b"aitm", "autoint", b"autoint", "compile", b"compile", "custom_model", b"custom_model", "dat", b"dat", "dbmtl", b"dbmtl", "dc2vr", b"dc2vr", "dcn_v1", b"dcn_v1", "dcn_v2", b"dcn_v2", "deepfm", b"deepfm", "dlrm", b"dlrm", "dlrm_hstu", b"dlrm_hstu", "dssm", b"dssm", "dssm_v2", b"dssm_v2", "esmm", b"esmm", "eulernet", b"eulernet", "feature_groups", b"feature_groups", "fibinet", b"fibinet", "final_mlp", b"final_mlp", "final_net", b"final_net", "gdcn", b"gdcn", "hstu_match", b"hstu_match", "kernel", b"kernel", "losses", b"losses", "mask_net", b"mask_net", "metrics", b"metrics", "mind", b"mind", "mmoe", b"mmoe", "model", b"model", "multi_tower", b"multi_tower", "multi_tower_din", b"multi_tower_din", "num_class", b"num_class", "onn", b"onn", "pepnet", b"pepnet", "ple", b"ple", "pnn", b"pnn", "rank_mixer", b"rank_mixer", "rocket_launching", b"rocket_launching", "sid_rqkmeans", b"sid_rqkmeans", "sid_rqvae", b"sid_rqvae", "simple_multi_task", b"simple_multi_task", "stem", b"stem", "tdm", b"tdm", "train_metrics", b"train_metrics", "ultra_hstu", b"ultra_hstu", "use_pareto_loss_weight", b"use_pareto_loss_weight", "variational_dropout", b"variational_dropout", "wide_and_deep", b"wide_and_deep", "wukong", b"wukong", "xdeepfm", b"xdeepfm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["aitm", b"aitm", "autoint", b"autoint", "compile", b"compile", "custom_model", b"custom_model", "dat", b"dat", "dbmtl", b"dbmtl", "dc2vr", b"dc2vr", "dcn_v1", b"dcn_v1", "dcn_v2", b"dcn_v2", "deepfm", b"deepfm", "dlrm", b"dlrm", "dlrm_hstu", b"dlrm_hstu", "dssm", b"dssm", "dssm_v2", b"dssm_v2", "esmm", b"esmm", "eulernet", b"eulernet", "feature_groups", b"feature_groups", "fibinet", b"fibinet", "final_mlp", b"final_mlp", "final_net", b"final_net", "gdcn", b"gdcn", "hstu", b"hstu", "hstu_match", b"hstu_match", "kernel", b"kernel", "losses", b"losses", "mask_net", b"mask_net", "metrics", b"metrics", "mind", b"mind", "mmoe", b"mmoe", "model", b"model", "multi_tower", b"multi_tower", "multi_tower_din", b"multi_tower_din", "num_class", b"num_class", "onn", b"onn", "pepnet", b"pepnet", "ple", b"ple", "pnn", b"pnn", "rank_mixer", b"rank_mixer", "rocket_launching", b"rocket_launching", "sasrec", b"sasrec", "sid_rqkmeans", b"sid_rqkmeans", "sid_rqvae", b"sid_rqvae", "simple_multi_task", b"simple_multi_task", "stem", b"stem", "tdm", b"tdm", "train_metrics", b"train_metrics", "ultra_hstu", b"ultra_hstu", "use_pareto_loss_weight", b"use_pareto_loss_weight", "variational_dropout", b"variational_dropout", "wide_and_deep", b"wide_and_deep", "wukong", b"wukong", "xdeepfm", b"xdeepfm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_model: _TypeAlias = typing.Literal["dlrm", "deepfm", "multi_tower", "multi_tower_din", "mask_net", "wide_and_deep", "dcn_v1", "dcn_v2", "xdeepfm", "wukong", "simple_multi_task", "mmoe", "dbmtl", "ple", "dc2vr", "dlrm_hstu", "pepnet", "ultra_hstu", "dssm", "dssm_v2", "dat", "hstu_match", "mind", "tdm", "rocket_launching", "sid_rqvae", "sid_rqkmeans", "custom_model", "final_mlp", "final_net", "gdcn", "autoint", "fibinet", "pnn", "onn", "rank_mixer", "eulernet", "esmm", "aitm", "stem"]  # noqa: Y015
+    _WhichOneofReturnType_model: _TypeAlias = typing.Literal["dlrm", "deepfm", "multi_tower", "multi_tower_din", "mask_net", "wide_and_deep", "dcn_v1", "dcn_v2", "xdeepfm", "wukong", "simple_multi_task", "mmoe", "dbmtl", "ple", "dc2vr", "dlrm_hstu", "pepnet", "ultra_hstu", "dssm", "dssm_v2", "dat", "hstu_match", "mind", "tdm", "rocket_launching", "sid_rqvae", "sid_rqkmeans", "custom_model", "sasrec", "hstu", "final_mlp", "final_net", "gdcn", "autoint", "fibinet", "pnn", "onn", "rank_mixer", "eulernet", "esmm", "aitm", "stem"]  # noqa: Y015
     _WhichOneofArgType_model: _TypeAlias = typing.Literal["model", b"model"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_model) -> _WhichOneofReturnType_model | None: ...

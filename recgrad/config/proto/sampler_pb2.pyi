@@ -380,3 +380,61 @@ class InBatchSampler(message.Message):
     _ClearFieldArgType: _TypeAlias = typing.Literal["field_delimiter", b"field_delimiter", "input_path", b"input_path", "item_id_field", b"item_id_field", "pos_edge_input_path", b"pos_edge_input_path", "user_id_field", b"user_id_field"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class NextItemSampler(message.Message):
+    """Ours: for models of sequences, the items of each history and what to compare them with."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    INPUT_PATH_FIELD_NUMBER: builtins.int
+    ATTR_FIELDS_FIELD_NUMBER: builtins.int
+    ITEM_ID_FIELD_FIELD_NUMBER: builtins.int
+    HISTORY_FIELD_FIELD_NUMBER: builtins.int
+    HISTORY_DELIMITER_FIELD_NUMBER: builtins.int
+    NUM_SAMPLE_FIELD_NUMBER: builtins.int
+    EVENLY_FIELD_NUMBER: builtins.int
+    ATTR_DELIMITER_FIELD_NUMBER: builtins.int
+    NUM_EVAL_SAMPLE_FIELD_NUMBER: builtins.int
+    FIELD_DELIMITER_FIELD_NUMBER: builtins.int
+    input_path: builtins.str
+    """A table of items: id, weight, attributes."""
+    item_id_field: builtins.str
+    """The column of the item that comes after the history."""
+    history_field: builtins.str
+    """The column of the history, oldest first: a list, or text."""
+    history_delimiter: builtins.str
+    """What joins the items of a history that is text."""
+    num_sample: builtins.int
+    """Items drawn for a batch, shared by all positions; 0 compares with the whole catalogue."""
+    evenly: builtins.bool
+    """Draw every item as likely, whatever its weight."""
+    attr_delimiter: builtins.str
+    """Cuts the attributes' text."""
+    num_eval_sample: builtins.int
+    """Negatives in evaluation, drawn evenly; all items if 0."""
+    field_delimiter: builtins.str
+    """Cuts columns of a text file."""
+    @builtins.property
+    def attr_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of the attributes, in their order."""
+
+    def __init__(
+        self,
+        *,
+        input_path: builtins.str | None = ...,
+        attr_fields: abc.Iterable[builtins.str] | None = ...,
+        item_id_field: builtins.str | None = ...,
+        history_field: builtins.str | None = ...,
+        history_delimiter: builtins.str | None = ...,
+        num_sample: builtins.int | None = ...,
+        evenly: builtins.bool | None = ...,
+        attr_delimiter: builtins.str | None = ...,
+        num_eval_sample: builtins.int | None = ...,
+        field_delimiter: builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "evenly", b"evenly", "field_delimiter", b"field_delimiter", "history_delimiter", b"history_delimiter", "history_field", b"history_field", "input_path", b"input_path", "item_id_field", b"item_id_field", "num_eval_sample", b"num_eval_sample", "num_sample", b"num_sample"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "attr_fields", b"attr_fields", "evenly", b"evenly", "field_delimiter", b"field_delimiter", "history_delimiter", b"history_delimiter", "history_field", b"history_field", "input_path", b"input_path", "item_id_field", b"item_id_field", "num_eval_sample", b"num_eval_sample", "num_sample", b"num_sample"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...

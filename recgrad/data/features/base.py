@@ -249,8 +249,12 @@ class Feature:
         if embedding and not config.embedding_dim:
             raise ValueError(f"{embedding[0]} needs embedding_dim, the width of its output")
         if not sparse:
+            assert isinstance(output, FloatOutput)
+            output.double = output.value_dim == 1 and (
+                self.setting.sequence is not None or config.data_type == "FP64"
+            )
             for name in _TABLE_SETTINGS:
-                if config.HasField(name):
+                if config.HasField(name) and not (name == "data_type" and output.double):
                     raise ValueError(f"{name} is of an embedding table, and floats have none; remove it")
         num_rows = 0
         if isinstance(output, IdOutput):

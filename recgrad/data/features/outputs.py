@@ -188,6 +188,7 @@ class FloatOutput:
         self.boundaries = boundaries
         self.value_dim = value_dim if boundaries is not None else max(value_dim, 1)
         self.remedy = remedy
+        self.double = False  # keep float64: whole seconds since 1970 have no room in float32
         self.default = np.empty(0, np.float64)
         if default:
             text = Text.of(pa.array(default, pa.large_string()))
@@ -212,11 +213,14 @@ class FloatOutput:
         if self.normalizer is not None:
             with np.errstate(all="ignore"):
                 values = self.normalizer(values)
+        double = values.astype(np.float64) if self.double and values.dtype != np.float32 else None
         if self.boundaries is None and values.dtype != np.float32:
             with np.errstate(over="ignore"):
                 values = values.astype(np.float32)
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             values = self._without_infinities(values, given, report)
+        elif double is not None:
+            values = double
         values, lengths = self._fill(values, bags, report)
         if self.boundaries is not None:
             return Sparse(self.boundaries(values), lengths)

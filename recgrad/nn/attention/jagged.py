@@ -64,10 +64,12 @@ def jagged_attention(
     seed = 0
     if setting.dropout > 0:
         seed = int(torch.randint(0, 2**31, ()).item())
+    if not torch.compiler.is_compiling() and q.shape[0] == 0:
+        # Every weight gets a gradient, for processes wait for each other's.
+        used = [x for x in (q, key, v, biases.positions, biases.times) if x is not None]
+        return v.new_zeros(0, v.shape[1]) + 0 * torch.stack([x.sum() for x in used]).sum()
     if not uses_kernels(q, key, v):
         return padded_attention(q, key, v, segments, setting, targets=targets, biases=biases, seed=seed)
-    if q.shape[0] == 0:
-        return v.new_zeros(0, v.shape[1]) + 0 * (q.sum() + key.sum() + v.sum())
     plan = _plan(segments, setting, targets, seed)
     tensors = (q, key, v, biases.positions, biases.times)
     return _Attention.apply(plan, biases, *tensors)  # type: ignore[no-any-return, no-untyped-call]

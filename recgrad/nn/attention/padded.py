@@ -73,7 +73,7 @@ def _longest(segments: Segments) -> int:
 
 def _heads(x: Tensor, heads: int) -> Tensor:
     """[rows, heads, size, width of a head]."""
-    return x.view(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
+    return x.view(x.shape[0], x.shape[1], heads, x.shape[2] // heads).transpose(1, 2)
 
 
 def _mixed(x: Tensor) -> Tensor:

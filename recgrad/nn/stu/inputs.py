@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from recgrad.nn.jagged import Segments
-from recgrad.nn.stu.tokens import reverse_rows
+from recgrad.nn.jagged_rows import reverse_rows
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from recgrad.limits import keep_limits
 from recgrad.nn.jagged import Segments
+from recgrad.nn.jagged_rows import join_rows
 from recgrad.nn.stu.action import SimpleActionEncoder
 from recgrad.nn.stu.content import build_content
 from recgrad.nn.stu.contextual import ContextualTokens, build_contextualized_mlp, chosen, xavier_linear
 from recgrad.nn.stu.inputs import Events, HSTUInput
-from recgrad.nn.stu.tokens import Tokens, join_rows
+from recgrad.nn.stu.tokens import Tokens
 
 
 class Preprocessor(nn.Module):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from recgrad.nn.jagged import Segments
+from recgrad.nn.jagged_rows import last_positions
 
 
 @dataclass(frozen=True)
@@ -53,33 +52,10 @@ class Tokens:
 
     def last(self) -> Tensor:
         """[rows, dim]: the last token of each row, 0 where it has none."""
-        lengths = self.segments.lengths
-        if self.values.shape[0] == 0:
-            return self.values.new_zeros(lengths.shape[0], self.values.shape[1])
-        found = self.values.index_select(0, (self.segments.offsets + lengths - 1).clamp(min=0))
-        return found * (lengths > 0).unsqueeze(1).to(found.dtype)
+        return last_positions(self.values, self.segments)
 
     def _kept(self, chosen: Tensor, lengths: Tensor, contextual: int) -> Tokens:
         index = chosen.nonzero().squeeze(1)
         segments = Segments.from_lengths(lengths, index.shape[0])
         values, times = self.values.index_select(0, index), self.times.index_select(0, index)
         return Tokens(values, times, segments, self.targets, contextual)
-
-
-def join_rows(parts: Sequence[tuple[Tensor, Segments]]) -> tuple[Tensor, Segments]:
-    """Rows of several jagged tensors in one: row b is [row b of the first | row b of the second | …]."""
-    lengths = torch.stack([segments.lengths for _, segments in parts])
-    values = torch.cat([value for value, _ in parts])
-    joined = Segments.from_lengths(lengths.sum(0), values.shape[0])
-    begins = joined.offsets + lengths.cumsum(0) - lengths
-    places = [
-        begin.index_select(0, segments.rows) + segments.places()
-        for begin, (_, segments) in zip(begins, parts, strict=True)
-    ]
-    return torch.zeros_like(values).index_copy(0, torch.cat(places), values), joined
-
-
-def reverse_rows(x: Tensor, segments: Segments) -> Tensor:
-    """Each row's positions in reverse."""
-    last = (segments.offsets + segments.lengths - 1).index_select(0, segments.rows)
-    return x.index_select(0, last - segments.places())
