@@ -26,6 +26,7 @@ from results.bars import Bar, describe_bar, write_bars
 
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data import Loader, build_features, build_loader
+from recgrad.models.targets import find_targets
 
 ROW_GROUP = 131_072
 BATCH = 8192
@@ -77,7 +78,7 @@ def open_loader(path: Path, *, strings: bool, shuffle: bool = False) -> Loader:
         )
     config = text_format.Parse(text, PipelineConfig())
     features = build_features(config.feature_configs, fg_mode="FG_DAG", multival_sep="\x03")
-    return build_loader(config, str(path), features=features, training=True)
+    return build_loader(config, str(path), features=features, targets=find_targets(config), training=True)
 
 
 def decode(path: Path) -> int:

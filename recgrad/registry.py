@@ -70,6 +70,10 @@ class Registry(Generic[T]):
             raise UnknownNameError(f"no {self.kind} '{name}'{nearest(name, self)}")
         return self._entries[name]
 
+    def get(self, name: str) -> T | None:
+        """The component of a name, or None."""
+        return self[name] if name in self else None  # noqa: SIM401
+
     def resolve(self, class_path: str) -> type[Any]:
         """The class that a config's class_path names: an import path or, without a dot, a name here.
 

@@ -14,6 +14,7 @@ from recgrad.config import PipelineConfig
 from recgrad.data.batch import Batch
 from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
+from recgrad.models.targets import find_targets
 from recgrad.training.assembly import Training, build_training
 from recgrad.training.processes import Processes
 from recgrad.training.runtime import seed_everything, set_threads
@@ -48,6 +49,7 @@ def read_batches(config: PipelineConfig, processes: Processes, rows: int) -> lis
         own,
         own.train_input_path,
         features=features_of(own),
+        targets=find_targets(own),
         training=True,
         rank=processes.rank,
         world_size=processes.world_size,

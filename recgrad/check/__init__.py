@@ -48,7 +48,13 @@ def check_config(
 
     locations = locations or Locations()
     report = check_rules(
-        config, locations=locations, available=available(), rows=rows, ranks=ranks, cpu_flags=cpu_flags
+        config,
+        locations=locations,
+        available=available(),
+        rows=rows,
+        ranks=ranks,
+        cpu_flags=cpu_flags,
+        custom_code=custom_code,
     )
     if not custom_code and (refused := custom_code_problems(config, locations)):
         return replace(report, problems=(*report.problems, *refused))
@@ -70,6 +76,7 @@ def check_rules(
     rows: int | None = None,
     ranks: int | None = None,
     cpu_flags: Collection[str] | None = None,
+    custom_code: bool = True,
 ) -> Report:
     """Every problem that the rules find in a config, and hints on what is unusual in it.
 
@@ -83,12 +90,15 @@ def check_rules(
         rows: rows of the training data, when known, for hints.
         ranks: processes that a launcher has started, when known, for hints; 0 for a process without one.
         cpu_flags: what the CPU can do, as /proc/cpuinfo says it; read from there when None.
+        custom_code: False imports no classes that the config names by import path.
     """
     # The rules are imported when they are needed, since a config can be loaded and edited without.
+    from recgrad.check.components import check_components
     from recgrad.check.rule import CHECKS, Context
 
     names = None if available is None else {kind: frozenset(known) for kind, known in available.items()}
-    context = Context(config, locations or Locations(), names, rows, ranks, cpu_flags)
+    context = Context(config, locations or Locations(), names, rows, ranks, cpu_flags, custom_code)
+    check_components(context)
     for _, rule in CHECKS.items():
         rule(context)
     return context.report()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+from recgrad.check.unsupported import KINDS
+from recgrad.config.class_paths import CUSTOM_COMPONENT
+from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data.features.registry import FEATURES
 from recgrad.data.readers.reader import READERS
 from recgrad.data.samplers.sampler import SAMPLERS
@@ -30,16 +34,36 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "sequence_encoder": ENCODERS,
 }
 
-CUSTOM = {
-    "sparse_optimizer": ("custom_optimizer",),
-    "schedule": ("custom_learning_rate",),
-    "loss": ("custom_loss",),
-    "metric": ("custom_metric",),
-    "model": ("custom_model",),
-}
-"""Config names of the user's own classes that no registry holds: what builds the kind imports them."""
+
+def schema_messages(kind: str) -> dict[str, Any]:
+    """The message of each config name of a kind: the members of the oneofs that choose it."""
+    return {
+        field.name: field.message_type
+        for (message, oneof), other in KINDS.items()
+        if other == kind
+        for field in _messages()[message].oneofs_by_name[oneof].fields
+    }
+
+
+def custom_names(kind: str) -> list[str]:
+    """Config names of the user's own classes of a kind, which take a class_path."""
+    messages = schema_messages(kind).items()
+    return [name for name, message in messages if message.name == CUSTOM_COMPONENT]
 
 
 def available() -> dict[str, list[str]]:
     """The config names that exist, by kind."""
-    return {kind: [*registry, *CUSTOM.get(kind, ())] for kind, registry in REGISTRIES.items()}
+    return {kind: sorted({*registry, *custom_names(kind)}) for kind, registry in REGISTRIES.items()}
+
+
+@cache
+def _messages() -> dict[str, Any]:
+    """The messages of the schema, by name."""
+    found: dict[str, Any] = {}
+    stack: list[Any] = [PipelineConfig.DESCRIPTOR]
+    while stack:
+        message = stack.pop()
+        if message.name not in found:
+            found[message.name] = message
+            stack += [field.message_type for field in message.fields if field.message_type is not None]
+    return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recgrad.check.rule import CHECKS, Context, Node
+from recgrad.check.node import Node
+from recgrad.check.rule import CHECKS, Context
 from recgrad.retrieval.measures import BETTER_HIGH, OF_LISTS
 
 PREFIX = "catalogue_"

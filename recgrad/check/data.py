@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from recgrad.check.rule import CHECKS, Context, Node
+from recgrad.check.node import Node
+from recgrad.check.rule import CHECKS, Context
 from recgrad.check.tasks import tasks
 from recgrad.config.proto.data_pb2 import CsvDataset, DataConfig, OdpsDataset, OdpsDatasetV1
 from recgrad.config.values import show

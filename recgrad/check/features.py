@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from recgrad.check.rule import CHECKS, Context, Feature, Node, number
+from recgrad.check.node import Node
+from recgrad.check.rule import CHECKS, Context, Feature, number
 from recgrad.config.proto.model_pb2 import WIDE
 from recgrad.config.values import show
 
@@ -19,10 +20,7 @@ ID_SOURCES = (
     "dynamicemb",
 )
 _VOCABULARIES = ("vocab_list", "vocab_dict", "vocab_file")
-# These make ids always; the others also make floats.
-_MAKE_IDS = ("IdFeature", "ComboFeature", "BoolMaskFeature")
 _DATA_TYPES = ("FP32", "FP16", "BF16")
-_COMBINERS = ("sum", "mean", "avg", "min", "max", "count")
 
 
 @CHECKS.register("feature names")
@@ -48,7 +46,7 @@ def check_ids(context: Context) -> None:
         built = [name for name in sources if name not in ("zch", "dynamicemb")]
         if len(built) > 1:
             context.problem(node.path, f"{' and '.join(built)} are both set; keep one")
-        elif not sources and node.kind in _MAKE_IDS:
+        elif not sources and context.trait(node, "makes_ids", False):
             known = [name for name in ID_SOURCES[:5] if name in node.message.DESCRIPTOR.fields_by_name]
             context.problem(node.path, f"one of {', '.join(known)} is needed")
         for field in ("num_buckets", "hash_bucket_size"):
@@ -66,7 +64,7 @@ def check_embeddings(context: Context) -> None:
         node, message = feature.node, feature.node.message
         fields = message.DESCRIPTOR.fields_by_name
         dense = message.WhichOneof("dense_emb") if "dense_emb" in message.DESCRIPTOR.oneofs_by_name else None
-        ids = _makes_ids(node)
+        ids = makes_ids(context, node)
         if dense and ids:
             context.problem(node.at(dense), "is for float values, but this feature makes ids; keep one")
         needed = ids or dense is not None
@@ -81,16 +79,12 @@ def check_embeddings(context: Context) -> None:
             )
         if message.pooling.lower() not in ("sum", "mean"):
             context.one_of(node, "pooling", ("sum", "mean"))
-        if "combiner" in fields and message.combiner.lower() not in _combiners(node):
-            context.one_of(node, "combiner", _combiners(node))
-        of_floats = node.kind == "RawFeature" and not message.boundaries
-        context.one_of(node, "data_type", ("FP32", "FP64") if of_floats else _DATA_TYPES)
-        if node.kind == "RawFeature":
+        combiners = context.trait(node, "combiners", ())
+        if combiners and message.combiner.lower() not in combiners:
+            context.one_of(node, "combiner", combiners)
+        context.one_of(node, "data_type", _DATA_TYPES)
+        if "value_dim" in fields and fields["value_dim"].default_value:  # where 0 has no meaning
             context.ranged(node, "value_dim", 1)
-    for node in context.of("AutoDisEmbedding"):
-        context.ranged(node, "num_channels", 1)
-        context.ranged(node, "temperature", 0, above=True)
-        context.ranged(node, "keep_prob", 0, 1)
 
 
 @CHECKS.register("sequence features")
@@ -117,11 +111,6 @@ def check_sequences(context: Context) -> None:
             context.problem(node.at("sequence_fields"), "is for sequence features; remove it")
 
 
-def _combiners(node: Node) -> tuple[str, ...]:
-    """The combiners of a kind; a lookup may also leave its values as they are."""
-    return (*_COMBINERS, "") if node.kind == "LookupFeature" else _COMBINERS
-
-
 def _sources(message: Any) -> list[str]:
     """The fields by which ids are made that are set."""
     fields = message.DESCRIPTOR.fields_by_name
@@ -134,8 +123,9 @@ def _sources(message: Any) -> list[str]:
     ]
 
 
-def _makes_ids(node: Node) -> bool:
-    return node.kind in _MAKE_IDS or node.kind == "TokenizeFeature" or bool(_sources(node.message))
+def makes_ids(context: Context, node: Node) -> bool:
+    """Whether a feature has ids, not floats; one of a kind that is not built passes for having them."""
+    return bool(context.trait(node, "makes_ids", True)) or bool(_sources(node.message))
 
 
 def _with_own_width(context: Context) -> set[str]:
@@ -172,7 +162,7 @@ def _check_vocabulary(context: Context, node: Node, sources: list[str]) -> None:
             node.at("default_bucketize_value"),
             "needs vocab_list, vocab_dict or vocab_file; it is for their words",
         )
-    if "vocab_file" in sources and not given and node.kind != "TokenizeFeature":
+    if "vocab_file" in sources and not given:
         context.problem(
             node.path, "vocab_file needs default_bucketize_value, the id of words not in the file"
         )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from recgrad.check.rule import CHECKS, Context, Node
+from recgrad.check.features import makes_ids
+from recgrad.check.node import Node
+from recgrad.check.rule import CHECKS, Context
 from recgrad.config.proto.model_pb2 import DEEP, WIDE
 from recgrad.config.values import show
 
@@ -98,7 +98,7 @@ def _check_other_types(context: Context, node: Node) -> None:
             continue
         if feature.sequence:
             context.problem(path, f"sequence feature {show(name)} cannot be in a WIDE group")
-        elif _is_dense(feature.node):
+        elif not makes_ids(context, feature.node):
             context.problem(
                 path, f"feature {show(name)} has no ids, so no WIDE group can hold it; give it boundaries"
             )
@@ -109,11 +109,3 @@ def _check_has_sequence(context: Context, node: Node) -> None:
     known = [context.feature_names.get(name) for name in node.message.feature_names]
     if known and all(feature is not None and not feature.sequence for feature in known):
         context.problem(node.path, "has no sequence feature; a sequence group needs at least one")
-
-
-def _is_dense(node: Node) -> bool:
-    """Whether a feature gives floats, not ids."""
-    if node.kind not in ("RawFeature", "ExprFeature", "OverlapFeature", "KvDotProduct"):
-        return False
-    message: Any = node.message
-    return not message.boundaries

@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import math
 
-from recgrad.check.optimizers import optimizers
-from recgrad.check.rule import CHECKS, Context, Node, number
-from recgrad.config.messages import shortest_float
+from recgrad.check.node import Node
+from recgrad.check.rule import CHECKS, Context, number
+from recgrad.check.schedule_hints import has_self_attention
 from recgrad.config.values import show
 from recgrad.cpu import native_bf16, read_flags
 
-# The learning rates that are usual for a kind of optimizer.
-_ADAM = (1e-4, 1e-3)
-# A row of a table is updated in few of the steps, and takes larger ones.
-_SPARSE_ADAM = (1e-4, 1e-2)
-_ADAGRAD = (0.01, 0.1)
-_USUAL_RATES: dict[str, tuple[float, float]] = {
-    "adam_optimizer": _ADAM,
-    "adamw_optimizer": _ADAM,
-    "nadam_optimizer": _ADAM,
-    "radam_optimizer": _ADAM,
-    "partial_rowwise_adam_optimizer": _SPARSE_ADAM,
-    "rmsprop_optimizer": _ADAM,
-    "adagrad_optimizer": _ADAGRAD,
-    "rowwise_adagrad_optimizer": _ADAGRAD,
-    "lion_optimizer": (1e-4, 3e-4),
-}
-_SGD = (0.1, 1.0)
-_SGD_MOMENTUM = (0.01, 0.1)
 # Within this factor of the usual range nothing is said: the field itself doubles and halves.
 _TOLERANCE = 3.0
 # A weight decay beyond this factor of the usual one is worth a word.
@@ -44,19 +26,19 @@ ATTENTION_DECAY = 0.1
 @CHECKS.register("hint: learning rate")
 def hint_rate(context: Context) -> None:
     """A learning rate far from what is usual for the optimizer."""
-    for name, node in optimizers(context):
-        usual = _usual_rate(name, node)
-        rate = shortest_float(getattr(node.message, "lr", 0.0))
-        if usual is None or not 0 < rate < math.inf:
+    for component in context.of_kind("dense_optimizer", "sparse_optimizer"):
+        rates, rate = component.trait("usual_rates"), component.settings.get("lr", 0.0)
+        if rates is None or not 0 < rate < math.inf:
             continue
+        usual = rates.of(component.settings)
         if context.config.train_config.fine_tune_checkpoint:
             usual = (usual[0] * FINE_TUNING_RATE, usual[1])  # few lower it, and they may
         if usual[0] / _TOLERANCE <= rate <= usual[1] * _TOLERANCE:
             continue
         side = "below" if rate < usual[0] else "above"
         context.hint(
-            node.at("lr"),
-            f"{number(rate)} is {side} the usual {usual[0]:g} … {usual[1]:g} of {name}"
+            component.at("lr"),
+            f"{number(rate)} is {side} the usual {usual[0]:g} … {usual[1]:g} of {component.name}"
             f"{'; training may be slow' if side == 'below' else '; training may be unstable'}",
         )
 
@@ -67,15 +49,15 @@ def hint_decay(context: Context) -> None:
     if context.rows is None:
         return
     epochs = context.config.train_config.num_epochs
-    attention = any(True for _ in context.of("SelfAttentionEncoder"))
+    attention = has_self_attention(context)
     usual = usual_decay(context.rows, epochs or None, attention=attention)
     length = f" in {epochs} {'epoch' if epochs == 1 else 'epochs'}" if epochs else ""
     run = f"{context.rows} rows of data{length}{' with self-attention' if attention else ''}"
-    for _, node in optimizers(context):
-        decay = getattr(node.message, "weight_decay", 0.0)
+    for component in context.of_kind("dense_optimizer", "sparse_optimizer"):
+        decay = component.settings.get("weight_decay", 0.0)
         if decay and not usual / _DECAY_TOLERANCE <= decay <= usual * _DECAY_TOLERANCE:
             context.hint(
-                node.at("weight_decay"),
+                component.at("weight_decay"),
                 f"{number(decay)} is far from the usual {usual:g} for {run}",
             )
 
@@ -142,14 +124,6 @@ def usual_decay(rows: int, epochs: int | None = None, *, attention: bool = False
     elif epochs is not None and epochs > LONG_RUN:
         decay *= LONG_RUN_DECAY
     return decay * (ATTENTION_DECAY if attention else 1.0)
-
-
-def _usual_rate(name: str, node: Node) -> tuple[float, float] | None:
-    if name == "sgd_optimizer":
-        return _SGD_MOMENTUM if getattr(node.message, "momentum", 0.0) else _SGD
-    if name == "adam_optimizer" and node.kind.startswith("Fused"):
-        return _SPARSE_ADAM
-    return _USUAL_RATES.get(name)
 
 
 def _features_read(node: Node) -> list[str]:

@@ -9,8 +9,6 @@ from recgrad.config.proto.data_pb2 import FG_DAG
 from recgrad.config.values import show
 
 _SIDES = ("user", "item", "context", "feature", "const")
-INPUTS = ("expression", "map", "key", "nested_map", "pkey", "skey", "query", "title", "document")
-"""Fields that say where a feature's values come from, but for the variables of an ExprFeature."""
 _WILDCARD = "ALL"
 
 
@@ -20,26 +18,21 @@ def check_inputs(context: Context) -> None:
     if not context.encodes:
         return
     for feature in context.features:
-        repeated = "variables" if feature.node.kind == "ExprFeature" else "expression"
-        fields = feature.node.message.DESCRIPTOR.fields_by_name
-        wanted = repeated in fields and fields[repeated].is_repeated
-        if wanted and not getattr(feature.node.message, repeated):
-            context.problem(feature.node.at(repeated), "is required")
-        for path, text in _inputs(feature):
+        for path, text in _inputs(context, feature):
             _check_input(context, feature, path, text)
 
 
-def _inputs(feature: Feature) -> Iterator[tuple[str, str]]:
-    """Paths and texts of a feature's inputs."""
+def _inputs(context: Context, feature: Feature) -> Iterator[tuple[str, str]]:
+    """Paths and texts of a feature's inputs; lists of them must not be empty."""
     node = feature.node
     fields = node.message.DESCRIPTOR.fields_by_name
-    if node.kind == "ExprFeature":
-        names: tuple[str, ...] = ("variables",)
-    else:
-        names = tuple(name for name in INPUTS if name in fields)
-    for name in names:
+    for name in context.trait(node, "input_fields", ()):
+        if name not in fields:
+            continue
         value = getattr(node.message, name)
         if fields[name].is_repeated:
+            if not value:
+                context.problem(node.at(name), "is required")
             yield from ((f"{node.at(name)}[{i}]", text) for i, text in enumerate(value))
         elif value:
             yield node.at(name), value

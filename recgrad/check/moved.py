@@ -40,11 +40,9 @@ def hint_positions(context: Context) -> None:
 
 def _scheduled_by_steps(context: Context) -> bool:
     """Whether a schedule moves a rate by the count of updates."""
-    for node in context.of("DenseOptimizer", "SparseOptimizer", "PartOptimizer", "SparsePartOptimizer"):
-        schedule = context.chosen(node, "learning_rate")
-        if schedule is None or schedule.kind == "ConstantLR":
-            continue
-        if not getattr(schedule.message, "by_epoch", False):
+    for component in context.of_kind("schedule"):
+        schedule = context.built.get(component.node.path)
+        if schedule is not None and schedule.moves and not schedule.by_epoch:
             return True
     return False
 

@@ -11,6 +11,8 @@ from recgrad.errors import ConfigError, Problem, RecgradError
 
 _STEP = re.compile(r"(\w+)(?:\[([^\]]*)\])?")
 _PATH = re.compile(r"((?:\w+(?:\[[^\]]*\])?)(?:\.\w+(?:\[[^\]]*\])?)*): ")
+_LEADING = re.compile(r"\w+\[\d+\](?:\.\w+(?:\[\d+\])?)*(?= )")  # such as `sizes[2]`
+_VERBS = "(?:must|is|needs|has|belongs|takes)"
 _NAMES = ("group_name", "tower_name", "feature_name", "sequence_name")
 _WORD = re.compile(r"\w+")
 
@@ -52,8 +54,13 @@ def _placed(problem: Problem, where: str, config: PipelineConfig) -> Problem:
             return Problem(where, what)
         quoted = ""
     path, message = resolved
+    inside = _LEADING.match(what)
+    named = _resolve(config, f"{path}.{inside.group()}") if inside else None
+    if inside and named:
+        return Problem(named[0], what[inside.end() + 1 :])
     path += _named_field(message, what)
-    what = what.removeprefix(f"{path.rpartition('.')[2]}: ")
+    field = path.rpartition(".")[2]
+    what = re.sub(rf"^{re.escape(field)}(: | (?={_VERBS} ))", "", what)
     return Problem(path, f"{quoted}: {what}" if quoted else what)
 
 

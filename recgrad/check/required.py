@@ -5,22 +5,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from recgrad.check.inputs import INPUTS
-from recgrad.check.rule import CHECKS, Context, Node
+from recgrad.check.node import Node
+from recgrad.check.rule import CHECKS, Context
+from recgrad.check.unsupported import KINDS
+from recgrad.data.features.base import INPUT_FIELDS
 
 _MAY_BE_EMPTY = frozenset({"eval_input_path"})
-_CHOICES = {
-    ("FeatureConfig", "feature"): "names no feature",
-    ("SeqFeatureConfig", "feature"): "names no feature",
-    ("ModelConfig", "model"): "names no model",
-    ("DenseOptimizer", "optimizer"): "names no optimizer",
-    ("SparseOptimizer", "optimizer"): "names no optimizer",
-    ("PartOptimizer", "optimizer"): "names no optimizer",
-    ("SparsePartOptimizer", "optimizer"): "names no optimizer",
-    ("MetricConfig", "metric"): "names no metric",
-    ("TrainMetricConfig", "metric"): "names no metric",
-    ("SeqEncoderConfig", "seq_module"): "names no encoder",
-}
+_MAY_BE_LEFT_OUT = frozenset({"sampler", "sid_loss"})
+_NOUNS = {"seq_module": "encoder", "learning_rate": "schedule"}
 
 
 @CHECKS.register("required fields")
@@ -39,13 +31,14 @@ def check_required(context: Context) -> None:
 @CHECKS.register("choices")
 def check_choices(context: Context) -> None:
     """Report oneofs that must hold something and hold nothing."""
-    for (kind, oneof), what in _CHOICES.items():
+    for kind, oneof in KINDS:
+        optional = oneof == "learning_rate" and kind != "Stage"  # then the rate is constant
+        if oneof in _MAY_BE_LEFT_OUT or optional:
+            continue
         for node in context.of(kind):
-            if node.message.WhichOneof(oneof) is None:
-                context.problem(node.path, what)
-    for node in context.of("LossConfig"):
-        if node.message.WhichOneof("loss") is None and node.message.WhichOneof("sid_loss") is None:
-            context.problem(node.path, "names no loss")
+            chosen = [node.message.WhichOneof(name) for message, name in KINDS if message == kind]
+            if node.message.WhichOneof(oneof) is None and not (oneof == "loss" and any(chosen)):
+                context.problem(node.path, f"names no {_NOUNS.get(oneof, oneof)}")
 
 
 @lru_cache(maxsize=1024)
@@ -56,7 +49,7 @@ def _required_fields(message: Any) -> tuple[Any, ...]:
 def _check_field(context: Context, node: Node, field: Any) -> None:
     """A required field must be set, unless it has a default; required text must not be empty."""
     of_feature = "feature_name" in node.message.DESCRIPTOR.fields_by_name
-    if of_feature and field.name in (*INPUTS, "method") and not context.encodes:
+    if of_feature and field.name in (*INPUT_FIELDS, "method") and not context.encodes:
         return  # the data holds encoded features
     if of_feature and field.name == "embedding_dim":
         return  # needed where a group uses the feature; the rule on embeddings knows

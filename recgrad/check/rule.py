@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from recgrad.check.component import ONEOFS, Component, build_component
+from recgrad.check.node import Node
 from recgrad.check.report import Report
 from recgrad.check.unsupported import KINDS, unsupported, without_effect
 from recgrad.config.class_paths import class_paths
@@ -25,23 +27,6 @@ CHECKS: Registry[Rule] = Registry("check", "recgrad.check")
 
 MAX_PROBLEMS = 500
 MAX_SUGGESTIONS = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A message that the config sets, and its path."""
-
-    path: str
-    message: Any
-
-    @property
-    def kind(self) -> str:
-        """The name of the message's type."""
-        return str(self.message.DESCRIPTOR.name)
-
-    def at(self, field: str) -> str:
-        """The path of one of its fields."""
-        return f"{self.path}.{field}" if self.path else field
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +55,8 @@ class Context:
         nodes: every message that the config sets, outermost first, without those that are refused.
         refusals: paths of fields that ask for what is not built, and what to say of them.
         idle: paths of fields that have no effect, and why.
+        built: components that take no memory, by the paths of their messages.
+        custom_code: classes that the config names by import path may be imported.
     """
 
     def __init__(
@@ -80,6 +67,7 @@ class Context:
         rows: int | None,
         ranks: int | None,
         cpu_flags: Collection[str] | None,
+        custom_code: bool = True,
     ) -> None:
         self.config = config
         self.locations = locations
@@ -87,17 +75,25 @@ class Context:
         self.rows = rows
         self.ranks = ranks
         self.cpu_flags = cpu_flags
+        self.custom_code = custom_code
         self.refusals: list[tuple[str, str]] = []
         self.idle: list[tuple[str, str]] = []
         self._problems: list[tuple[int, Problem]] = []
         self._hints: list[tuple[int, Problem]] = []
         self._suggestions = 0
+        self._broken: list[str] = []
+        self.built: dict[str, Any] = {}
         self.nodes = self._walk()
 
     def problem(self, path: str, what: str) -> None:
         """Report something that stops a run."""
+        self._broken.append(path)
         if len(self._problems) < MAX_PROBLEMS:
             self._problems.append((self.locations.line(path) or 0, Problem(self.locations.where(path), what)))
+
+    def is_broken(self, path: str) -> bool:
+        """Whether a problem was reported at a path or inside it."""
+        return any(broken == path or broken.startswith((f"{path}.", f"{path}[")) for broken in self._broken)
 
     def hint(self, path: str, what: str) -> None:
         """Report something unusual."""
@@ -176,12 +172,41 @@ class Context:
         name = node.message.WhichOneof(oneof)
         if name is None:
             return None
-        path = node.at(name)
-        return self._by_path.get(path)
+        return self._by_path.get(node.at(name))
+
+    def node(self, path: str) -> Node:
+        """The message at a path, which must be set."""
+        return self._by_path[path]
 
     @cached_property
     def _by_path(self) -> dict[str, Node]:
         return {node.path: node for node in self.nodes}
+
+    @cached_property
+    def components(self) -> tuple[Component, ...]:
+        """All components that the config chooses, without those that are refused."""
+        return tuple(
+            build_component(holder, oneof, kind, node, self.custom_code)
+            for holder in self.nodes
+            for oneof, kind in ONEOFS.get(holder.kind, ())
+            if (node := self.chosen(holder, oneof)) is not None
+        )
+
+    @cached_property
+    def _component_by_path(self) -> dict[str, Component]:
+        return {component.node.path: component for component in self.components}
+
+    def trait(self, node: Node, name: str, default: Any = None) -> Any:
+        """What the class of a component's message says of itself."""
+        component = self._component_by_path.get(node.path)
+        return default if component is None else component.trait(name, default)
+
+    def of_kind(self, *kinds: str, within: str = "") -> Iterator[Component]:
+        """The components of some kinds, all of them or those inside a path."""
+        inside = (f"{within}.", f"{within}[")
+        for component in self.components:
+            if component.kind in kinds and (not within or component.node.path.startswith(inside)):
+                yield component
 
     @property
     def encodes(self) -> bool:

@@ -6,7 +6,8 @@ import ast
 import re
 from typing import Any
 
-from recgrad.check.rule import CHECKS, Context, Feature, Node
+from recgrad.check.node import Node
+from recgrad.check.rule import CHECKS, Context, Feature
 from recgrad.config.values import show
 
 # Arguments of torch's initialisers beyond the tensor, as far as a table can use them.
@@ -30,9 +31,10 @@ def check_initializers(context: Context) -> None:
     """init_fn names an initialiser of torch and arguments that it takes."""
     for feature in context.features:
         _check_init_fn(context, feature.node, "init_fn")
-    for node in context.of("DeepFM", "WideAndDeep", "xDeepFM"):
-        _check_init_fn(context, node, "wide_init_fn")
-        context.ranged(node, "wide_embedding_dim", 1)
+    for model in context.of_kind("model"):
+        if "wide_init_fn" in model.node.message.DESCRIPTOR.fields_by_name:
+            _check_init_fn(context, model.node, "wide_init_fn")
+            context.ranged(model.node, "wide_embedding_dim", 1)
 
 
 @CHECKS.register("shared tables")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from recgrad.check.rule import CHECKS, Context, Node
+from recgrad.check.node import Node
+from recgrad.check.rule import CHECKS, Context
 from recgrad.config.values import show
-
-TOWERS = ("TaskTower", "BayesTaskTower", "InterventionTaskTower")
-MATCH_MODELS = frozenset({"dssm", "dssm_v2", "dat", "mind", "hstu_match", "sasrec", "hstu"})
+from recgrad.models.build import TOWERS
 
 
 @dataclass(frozen=True)
@@ -30,32 +29,33 @@ class Task:
         return int(self.node.message.num_class)
 
 
+def towers(context: Context) -> list[Node]:
+    """The towers of multi-task models."""
+    return [
+        Node(f"{model.node.at(TOWERS)}[{i}]", tower)
+        for model in context.of_kind("model")
+        for i, tower in enumerate(getattr(model.node.message, TOWERS, ()))
+    ]
+
+
 def tasks(context: Context) -> list[Task]:
     """The tasks of the model; none when the model is unknown."""
-    towers = [Task(node) for node in context.of(*TOWERS, "FusionSubTaskConfig")]
-    if towers:
-        return towers
-    found = []
-    for node in context.of("ModelConfig"):
-        model = context.chosen(node, "model")
-        name = node.message.WhichOneof("model")
-        if model is None or "task_towers" in model.message.DESCRIPTOR.fields_by_name:
-            continue
-        if name != "custom_model" and not str(name).startswith("sid_"):
-            found.append(Task(node, name in MATCH_MODELS))
+    found = [Task(node) for node in towers(context)]
+    for model in context.of_kind("model"):
+        if model.cls is not None and TOWERS not in model.node.message.DESCRIPTOR.fields_by_name:
+            found.append(Task(model.holder, model.trait("retrieval", False)))
     return found
 
 
 @CHECKS.register("task towers")
 def check_towers(context: Context) -> None:
     """Towers have names of their own, and learn labels that are read."""
-    for node in context.of("ModelConfig"):
-        model = context.chosen(node, "model")
-        if model is not None and "task_towers" in model.message.DESCRIPTOR.fields_by_name:
-            _check_multi_task(context, node, model)
+    for model in context.of_kind("model"):
+        if TOWERS in model.node.message.DESCRIPTOR.fields_by_name:
+            _check_multi_task(context, model.holder, model.node)
     labels = list(context.config.data_config.label_fields)
     weights = list(context.config.data_config.sample_weight_fields)
-    for node in context.of(*TOWERS, "FusionSubTaskConfig"):
+    for node in towers(context):
         tower: Any = node.message
         _check_named(context, node, "label_name", "label", labels)
         if "task_space_indicator_label" in tower.DESCRIPTOR.fields_by_name:
@@ -70,31 +70,15 @@ def check_towers(context: Context) -> None:
         context.ranged(node, "num_class", 1)
 
 
-@CHECKS.register("related towers")
-def check_relations(context: Context) -> None:
-    """A tower builds on towers that come before it."""
-    for model in context.of("DBMTL", "DC2VR"):
-        before: list[str] = []
-        for i, tower in enumerate(model.message.task_towers):
-            node = Node(f"{model.at('task_towers')}[{i}]", tower)
-            field = "relation_tower_names" if model.kind == "DBMTL" else "intervention_tower_names"
-            for j, name in enumerate(getattr(tower, field)):
-                if name not in before:
-                    context.unknown(f"{node.at(field)}[{j}]", "tower before this one", name, before)
-            if model.kind == "DBMTL":
-                _check_relation_mlp(context, node)
-            before.append(tower.tower_name)
-
-
 @CHECKS.register("pareto weights")
 def check_pareto(context: Context) -> None:
     """Least weights of tasks leave room to choose, and are set where they work."""
     for node in context.of("ModelConfig"):
-        towers = list(context.of(*TOWERS))
-        if node.message.use_pareto_loss_weight and len(towers) < 2 and context.chosen(node, "model"):
+        found = towers(context)
+        if node.message.use_pareto_loss_weight and len(found) < 2 and context.chosen(node, "model"):
             context.problem(node.at("use_pareto_loss_weight"), "needs a model of two or more task_towers")
         total = 0.0
-        for tower in towers:
+        for tower in found:
             context.ranged(tower, "pareto_min_loss_weight", 0, 1)
             total += tower.message.pareto_min_loss_weight
             if tower.message.pareto_min_loss_weight and not node.message.use_pareto_loss_weight:
@@ -131,9 +115,3 @@ def _check_named(context: Context, node: Node, field: str, what: str, known: lis
     required = node.message.DESCRIPTOR.fields_by_name[field].is_required
     if field == "label_name" and not name and not required:
         context.problem(node.at(field), "is required")
-
-
-def _check_relation_mlp(context: Context, node: Node) -> None:
-    related, mlp = bool(node.message.relation_tower_names), node.message.HasField("relation_mlp")
-    if related and not mlp:
-        context.problem(node.at("relation_tower_names"), "needs a relation_mlp")

@@ -102,9 +102,9 @@ def show_entries(kind: str, entries: Sequence[Listed]) -> None:
 
 def list_kind(kind: str) -> Iterator[Listed]:
     """The components of one kind, with the parameters that the schema gives them."""
-    from recgrad.check.capabilities import CUSTOM, REGISTRIES
+    from recgrad.check.capabilities import REGISTRIES, custom_names, schema_messages
 
-    messages = _schema_messages(kind)
+    messages = schema_messages(kind)
     for name, component in REGISTRIES[kind].items():
         text = (getattr(component, "__doc__", None) or "").strip()
         yield Listed(
@@ -114,46 +114,16 @@ def list_kind(kind: str) -> Iterator[Listed]:
             paper=_paper(text) or _cited(component),
             parameters=tuple(_parameters(messages[name])) if name in messages else _by_class_path(kind, name),
         )
-    for name in CUSTOM.get(kind, ()):
+    for name in [name for name in custom_names(kind) if name not in REGISTRIES[kind]]:
         what = "A class of your own, named by its import path and made with params: docs/extending.md."
         yield Listed(name, kind, what, "", tuple(_parameters(messages[name])))
 
 
 def _by_class_path(kind: str, name: str) -> tuple[str, ...]:
     """How a config names what another package has added, which no field of the schema chooses."""
-    field = "custom_learning_rate" if kind == "schedule" else f"custom_{kind.rpartition('_')[2]}"
-    return (f'{field} {{ class_path: "{name}" }}',) if field in _schema_messages(kind) else ()
+    from recgrad.check.capabilities import custom_names
 
-
-def _schema_messages(kind: str) -> dict[str, Any]:
-    """The message of each config name of a kind: the members of the oneof that chooses it."""
-    from recgrad.config.proto import (
-        data_pb2,
-        feature_pb2,
-        loss_pb2,
-        metric_pb2,
-        model_pb2,
-        optimizer_pb2,
-        seq_encoder_pb2,
-    )
-
-    oneofs: dict[str, tuple[Any, str]] = {
-        "dense_optimizer": (optimizer_pb2.DenseOptimizer, "optimizer"),
-        "sparse_optimizer": (optimizer_pb2.SparseOptimizer, "optimizer"),
-        "schedule": (optimizer_pb2.DenseOptimizer, "learning_rate"),
-        "loss": (loss_pb2.LossConfig, "loss"),
-        "metric": (metric_pb2.MetricConfig, "metric"),
-        "train_metric": (metric_pb2.TrainMetricConfig, "metric"),
-        "model": (model_pb2.ModelConfig, "model"),
-        "feature": (feature_pb2.FeatureConfig, "feature"),
-        "sampler": (data_pb2.DataConfig, "sampler"),
-        "sequence_encoder": (seq_encoder_pb2.SeqEncoderConfig, "seq_module"),
-    }
-    if kind not in oneofs:
-        return {}
-    message, oneof = oneofs[kind]
-    members = message.DESCRIPTOR.oneofs_by_name[oneof].fields
-    return {field.name: field.message_type for field in members}
+    return tuple(f'{field} {{ class_path: "{name}" }}' for field in custom_names(kind))
 
 
 def _parameters(message: Descriptor | None) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from recgrad.cli.command import COMMANDS, Command
 from recgrad.cli.run_flags import add_config_arguments, loaded_config
+from recgrad.models.targets import find_targets
 from recgrad.terminal import say
 
 if TYPE_CHECKING:
@@ -74,7 +75,13 @@ def count_updates(config: PipelineConfig) -> int | None:
     from recgrad.errors import RecgradError
 
     try:
-        loader = build_loader(config, config.train_input_path, features=features_of(config), training=True)
+        loader = build_loader(
+            config,
+            config.train_input_path,
+            features=features_of(config),
+            targets=find_targets(config),
+            training=True,
+        )
         batches = loader.num_batches
     except RecgradError:
         return None

@@ -16,13 +16,13 @@ from recgrad.data.order import plan_epoch
 from recgrad.data.readers.build import check_declared, open_reader
 from recgrad.data.readers.reader import Block, Reader
 from recgrad.data.samplers.build import provided_features
-from recgrad.data.targets import Targets, check_number, check_types, encode_targets, find_targets
+from recgrad.data.targets import Targets, check_number, check_types, encode_targets
 from recgrad.data.units import Unit, Window, WindowSlice
 from recgrad.errors import DataError, Problem, RecgradError
 
 
 def check_data(
-    config: PipelineConfig, features: Sequence[Feature], *, sample_rows: int = 10_000
+    config: PipelineConfig, features: Sequence[Feature], targets: Targets, *, sample_rows: int = 10_000
 ) -> list[Problem]:
     """All problems of the training and evaluation data that a look at them shows.
 
@@ -31,7 +31,6 @@ def check_data(
     reported. With `on_bad_row: SKIP` bad rows are no problem.
     """
     problems = []
-    targets = find_targets(config)
     provided = provided_features(config, features)
     features = [feature for feature in features if feature.name not in provided]
     for where in ("train_input_path", "eval_input_path"):

@@ -34,7 +34,7 @@ from recgrad.data.position import (
 from recgrad.data.readers.build import check_declared, open_reader
 from recgrad.data.readers.reader import BLOCK_ROWS, Block, Reader
 from recgrad.data.samplers.build import build_sampler, leaves_unused, provided_features
-from recgrad.data.targets import Targets, check_number, check_types, find_targets
+from recgrad.data.targets import Targets, check_number, check_types
 from recgrad.data.units import Assembler, Unit, Window, WindowSlice
 from recgrad.errors import DataError
 
@@ -310,26 +310,26 @@ def build_loader(
     input_path: str,
     *,
     features: Sequence[Feature],
+    targets: Targets | None,
     training: bool,
     seed: int = 0,
     rank: int = 0,
     world_size: int = 1,
     carry_columns: Sequence[str] = (),
-    need_labels: bool = True,
     pin: bool = False,
 ) -> Loader:
     """A loader of the dataset at `input_path`, as `config.data_config` says.
 
     Args:
-        config: labels, weights and keys are found in it wherever it names them.
+        config: the whole config; data_config counts.
         input_path: files, globs, folders or table addresses, joined by commas.
         features: what to encode.
+        targets: labels, sample weights and keys to read; None reads none of them, and samples nothing.
         training: shuffle, drop the remainder, mask and sample as for training.
         seed: with the epoch, decides all that is random.
         rank: which of `world_size` shares of the data to read.
         world_size: the number of processes that read the data together.
         carry_columns: columns to pass through beside the batches.
-        need_labels: read labels, sample weights and keys.
         pin: batches go to a GPU, from page-locked memory if data_config.pin_memory says so.
 
     Raises:
@@ -338,11 +338,11 @@ def build_loader(
     """
     data = config.data_config
     settings = resolve_settings(data, training=training, seed=seed, rank=rank, world_size=world_size, pin=pin)
-    targets = find_targets(config) if need_labels else Targets()
     reader = open_reader(input_path, data)
     sampler = None
-    if need_labels and not leaves_unused(config):
+    if targets is not None and not leaves_unused(config):
         sampler = build_sampler(data, features, reader, training=training, seed=seed)
+    targets = targets or Targets()
     provided = provided_features(config, features) if sampler else frozenset[str]()
     encoder = CodedEncoder([f for f in features if f.name not in provided], reader.coded_columns)
     needed = [*encoder.columns, *targets.columns, *carry_columns]

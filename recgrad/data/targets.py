@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,21 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from google.protobuf.message import Message
 from torch import Tensor
 
-from recgrad.config.messages import struct_to_dict
-from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data.faults import Faults
 from recgrad.data.hashing import hash_array
 from recgrad.errors import DataError
-
-_BINARY_LOSSES = ("binary_cross_entropy", "binary_focal_loss", "jrc_loss")
-# Which member of a message holds the user's own class, and which of its params names a column of keys.
-_CUSTOM_KEYS = {
-    "MetricConfig": ("custom_metric", "grouping_key"),
-    "LossConfig": ("custom_loss", "session_name"),
-}
 
 
 @dataclass(frozen=True)
@@ -64,27 +54,6 @@ class EncodedTargets:
     labels: Mapping[str, Tensor] = field(default_factory=dict)
     sample_weights: Mapping[str, Tensor] = field(default_factory=dict)
     keys: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-def find_targets(config: PipelineConfig) -> Targets:
-    """The target columns that a config names, in `data_config` or anywhere in the model."""
-    data, model = config.data_config, config.model_config
-    classes: dict[str, int] = dict.fromkeys(data.label_fields, 0)
-    weights = dict.fromkeys(data.sample_weight_fields)
-    keys: dict[str, None] = {}
-    if model.losses and data.label_fields:
-        classes[data.label_fields[0]] = _classes(model.losses, model.num_class)
-    for message in _walk(model):
-        for label in _text(message, "label_name"):
-            classes[label] = _task_classes(message) or classes.get(label, 0)
-        for indicator in _text(message, "task_space_indicator_label"):
-            classes.setdefault(indicator, 0)
-        weights.update(dict.fromkeys(_text(message, "sample_weight_name")))
-        keys.update(dict.fromkeys([*_text(message, "grouping_key"), *_text(message, "session_name")]))
-        keys.update(dict.fromkeys(_custom_keys(message)))
-    positive = {item.label_field: tuple(item.values) for item in data.positive_labels}
-    labels = tuple(Label(name, count, positive.get(name, ())) for name, count in classes.items())
-    return Targets(labels, tuple(weights), tuple(keys))
 
 
 def check_types(targets: Targets, schema: pa.Schema, file: str) -> None:
@@ -246,47 +215,6 @@ def _note_not_finite(values: npt.NDArray[Any], column: str, feature: str, faults
         values=values[bad],
         remedy="write a number, or leave such rows out",
     )
-
-
-def _task_classes(task: Any) -> int:
-    """As `_classes` for a task's tower; a label that is a bit mask may be any number."""
-    if "task_bitmask" in task.DESCRIPTOR.fields_by_name and task.HasField("task_bitmask"):
-        return 0
-    return _classes(task.losses, task.num_class)
-
-
-def _classes(losses: Iterable[Any], num_class: int) -> int:
-    """2 when one of the losses is binary, the number of classes of a softmax, else 0."""
-    names = {message.WhichOneof("loss") for message in losses}
-    if names & set(_BINARY_LOSSES):
-        return 2
-    return num_class if "softmax_cross_entropy" in names and num_class > 1 else 0
-
-
-def _text(message: Message, name: str) -> list[str]:
-    """The value of an optional string field, when the message has it and it is set."""
-    if name not in message.DESCRIPTOR.fields_by_name or not getattr(message, name):
-        return []
-    return [getattr(message, name)]
-
-
-def _custom_keys(message: Message) -> list[str]:
-    """The column of keys that the params of the user's own metric or loss name."""
-    component, param = _CUSTOM_KEYS.get(message.DESCRIPTOR.name, ("", ""))
-    if not component or not message.HasField(component):
-        return []
-    key = struct_to_dict(getattr(message, component).params).get(param)
-    return [key] if key and isinstance(key, str) else []
-
-
-def _walk(message: Message) -> Iterator[Message]:
-    """A message and all messages inside it."""
-    yield message
-    for descriptor, value in message.ListFields():
-        if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
-            continue
-        for item in value if descriptor.is_repeated else [value]:
-            yield from _walk(item)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -62,9 +62,9 @@ def predict(
         trained.config,
         input_path,
         features=trained.features,
+        targets=None,
         training=False,
         carry_columns=carry_columns,
-        need_labels=False,
         pin=chosen.type == "cuda",
     )
     if target.exists() and any(target.samefile(path) for path in loader.local_paths):

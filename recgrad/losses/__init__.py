@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from recgrad.losses.l2_loss import L2Loss
     from recgrad.losses.softmax_cross_entropy import SoftmaxCrossEntropy
 
+CUSTOM = "custom_loss"
+"""The config name of a loss of the user's own, which no registry holds."""
+
 LOSSES: Registry[type[Loss]] = Registry("loss", "recgrad.losses")
 
 __all__ = [
@@ -57,6 +60,21 @@ if not TYPE_CHECKING:
     )
 
 
+def loss_class(config: LossConfig) -> type[Loss]:
+    """The class of the loss that a LossConfig names."""
+    name = str(config.WhichOneof("loss"))
+    if name != CUSTOM:
+        return LOSSES[name]
+    path = config.custom_loss.class_path
+    cls = LOSSES.resolve(path)
+    if not issubclass(cls, Loss):
+        raise ConfigError(
+            f"{CUSTOM}: {path} is not a subclass of recgrad.losses.Loss; "
+            "subclass it and write rows(logits, labels, session)"
+        )
+    return cls
+
+
 def build_loss(config: LossConfig) -> Loss:
     """The loss that a LossConfig names, with its options; `.config_name` is the name."""
     choice = chosen(config, "loss")
@@ -69,15 +87,9 @@ def build_loss(config: LossConfig) -> Loss:
             f"use one of: {', '.join(LOSSES)}"
         )
     name, message = choice
-    kwargs = to_kwargs(message)
-    cls = LOSSES[name] if name != "custom_loss" else LOSSES.resolve(kwargs["class_path"])
-    if not issubclass(cls, Loss):
-        raise ConfigError(
-            f"custom_loss: {message.class_path} is not a subclass of recgrad.losses.Loss; "
-            "subclass it and write rows(logits, labels, session)"
-        )
+    cls, kwargs = loss_class(config), to_kwargs(message)
     try:
-        settings = kwargs.get("params", {}) if name == "custom_loss" else kwargs
+        settings = kwargs.get("params", {}) if name == CUSTOM else kwargs
         loss = cls(**settings)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"losses.{name}: {error}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,6 +18,8 @@ class BinaryCrossEntropy(Loss):
 
     Label smoothing ε takes y(1−ε) + ε/2 for y. Labels may lie anywhere in [0, 1].
     """
+
+    labels: ClassVar[Literal["binary", "classes", "numbers"]] = "binary"
 
     def __init__(self, *, label_smoothing: Share = 0.0) -> None:
         super().__init__()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -21,6 +23,8 @@ class BinaryFocalLoss(Loss):
         detach_weight: take (1−p)^γ and p^γ as constants in the gradient, as TorchEasyRec does. The paper
             differentiates them.
     """
+
+    labels: ClassVar[Literal["binary", "classes", "numbers"]] = "binary"
 
     def __init__(self, *, gamma: Rate = 2.0, alpha: Inside = 0.5, detach_weight: bool = True) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class JRCLoss(Loss):
         alpha: share of the cross entropy.
     """
 
+    labels: ClassVar[Literal["binary", "classes", "numbers"]] = "binary"
     num_logits: ClassVar[int | None] = 2
     needs_session: ClassVar[bool] = True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -28,6 +28,7 @@ class SoftmaxCrossEntropy(Loss):
             often; the softmax then estimates that over the whole catalogue.
     """
 
+    labels: ClassVar[Literal["binary", "classes", "numbers"]] = "classes"
     num_logits: ClassVar[int | None] = None
     takes_candidates: ClassVar[bool] = True
 

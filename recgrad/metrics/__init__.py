@@ -12,7 +12,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from recgrad.config.messages import chosen, to_kwargs
-from recgrad.errors import ConfigError
+from recgrad.errors import ConfigError, Problem
 from recgrad.lazy import lazy_names
 from recgrad.registry import Registry
 
@@ -118,7 +118,6 @@ def build_metric(config: MetricConfig, *, num_class: int = 1) -> Metric:
     name, message = _choice(config, "metrics")
     if name == "custom_metric":
         return _custom(message)
-    _check_classes("metrics", name, message, num_class)
     return _build("metrics", METRICS[name], name, to_kwargs(message), num_class)
 
 
@@ -128,19 +127,23 @@ def build_train_metric(config: TrainMetricConfig, *, num_class: int = 1) -> Metr
     from recgrad.metrics.decay_auc import DecayAUC
 
     name, message = _choice(config, "train_metrics")
-    _check_classes("train_metrics", name, message, num_class)
     decay = {key: value for key, value in to_kwargs(config).items() if key in ("decay_rate", "decay_step")}
-    kwargs = to_kwargs(message)
-    if name == "auc":
-        if kwargs.pop("exact"):
+    kwargs, cls = to_kwargs(message), TRAIN_METRICS[name]
+    for setting in METRICS[name].keeps_rows_with:
+        if kwargs.get(setting):
             raise ConfigError(
-                "train_metrics.auc: exact is for evaluation, where all rows are kept; remove it"
+                [
+                    Problem(
+                        f"train_metrics.{name}",
+                        f"{setting} is for evaluation, where all rows are kept; remove it here",
+                    )
+                ]
             )
-        return _build("train_metrics", DecayAUC, name, kwargs | decay, num_class)
-    if kwargs.get("grouping_key"):
-        raise ConfigError(f"train_metrics.{name}: grouping_key is for evaluation, where all rows are kept")
+    if issubclass(cls, DecayAUC):
+        del kwargs["exact"]
+        return _build("train_metrics", cls, name, kwargs | decay, num_class)
     try:
-        measured = _build("train_metrics", TRAIN_METRICS[name], name, kwargs, num_class)
+        measured = _build("train_metrics", cls, name, kwargs, num_class)
         metric = Decayed(measured, **decay)
     except ValueError as error:
         raise ConfigError(f"train_metrics.{name}: {error}") from error
@@ -156,35 +159,25 @@ def _choice(config: MetricConfig | TrainMetricConfig, where: str) -> tuple[str, 
     return name, message
 
 
-def _check_classes(where: str, name: str, message: Any, num_class: int) -> None:
-    """Refuse what has no meaning for the task's number of classes."""
-    if num_class > 2 and name in _BINARY:
-        raise ConfigError(f"{where}.{name}: is for binary tasks, got num_class {num_class}{_BINARY[name]}")
-    if num_class < 2 and name == "multiclass_auc":
-        raise ConfigError(f"{where}.multiclass_auc: num_class must be at least 2, got 1; use auc")
-    if name == "accuracy" and num_class > 2 and message.HasField("threshold"):
-        raise ConfigError(
-            f"{where}.accuracy: threshold is for binary tasks, got num_class {num_class}; use top_k"
-        )
-    if name == "accuracy" and num_class < 2 and message.top_k != 1:
-        raise ConfigError(f"{where}.accuracy: top_k is for more than one class, got num_class 1; remove it")
-
-
-_BINARY = {
-    "auc": "; use multiclass_auc",
-    "grouped_auc": "",
-    "normalized_entropy": "",
-    "calibration": "",
-}
+def class_problem(metric: Any, num_class: int) -> str | None:
+    """Why a metric's class has no meaning for a task of so many classes, or None."""
+    least, most = getattr(metric, "num_classes", (1, None))
+    if least <= num_class and (most is None or num_class <= most):
+        return None
+    instead = f"; use {metric.instead}" if metric.instead else ""
+    wanted = f"of at least {least}" if most is None else f"{least} or {most}"
+    return f"needs num_class {wanted}, got {num_class}{instead}"
 
 
 def _build(where: str, cls: type[Metric], name: str, kwargs: dict[str, Any], num_class: int) -> Metric:
+    if (problem := class_problem(cls, num_class)) is not None:
+        raise ConfigError([Problem(f"{where}.{name}", problem)])
     if "num_class" in inspect.signature(cls).parameters:
         kwargs = kwargs | {"num_class": num_class}
     try:
         metric = cls(**kwargs)
     except ValueError as error:
-        raise ConfigError(f"{where}.{name}: {error}") from error
+        raise ConfigError([Problem(f"{where}.{name}", str(error))]) from error
     metric.config_name = name
     return metric
 

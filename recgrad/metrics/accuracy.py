@@ -12,6 +12,8 @@ from recgrad.metrics import METRICS, TRAIN_METRICS
 from recgrad.metrics.base import Metric, Value, binary_of, class_scores_of, probabilities_of
 from recgrad.metrics.ranking import places_of_index
 
+THRESHOLD = 0.5
+
 
 @TRAIN_METRICS.register("accuracy")
 @METRICS.register("accuracy")
@@ -32,11 +34,14 @@ class Accuracy(Metric):
     rows: Tensor
 
     def __init__(
-        self, *, threshold: Fraction = 0.5, top_k: Count = 1, num_class: int = 1, **kwargs: Any
+        self, *, threshold: Fraction = THRESHOLD, top_k: Count = 1, num_class: int = 1, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        if top_k > max(1, num_class - 1):
-            raise ValueError(f"top_k must be less than num_class {num_class}, got {top_k}")
+        most = max(1, num_class - 1)
+        if top_k > most:
+            raise ValueError(f"top_k must be at most {most} with num_class {num_class}, got {top_k}")
+        if num_class > 2 and threshold != THRESHOLD:
+            raise ValueError(f"threshold is for num_class 1 or 2, got {num_class}; use top_k")
         self.threshold, self.top_k, self.num_class = threshold, top_k, num_class
         self.add_sum("right")
         self.add_sum("rows", dtype=torch.int64)

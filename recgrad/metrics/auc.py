@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from recgrad.errors import RecgradError
 from recgrad.kernels import cached_njit
 from recgrad.limits import Range
 from recgrad.metrics import METRICS
-from recgrad.metrics.base import Metric, Value, binary_of, probabilities_of, scores_of
+from recgrad.metrics.base import Metric, Overruled, Value, binary_of, probabilities_of, scores_of
 from recgrad.metrics.pairs import Floats, Ints, binned_auc, exact_auc
 
 LOGIT_RANGE = 20.0
@@ -41,6 +41,10 @@ class AUC(Metric):
     """
 
     higher_is_better = True
+    num_classes: ClassVar[tuple[int, int | None]] = (1, 2)
+    instead: ClassVar[str] = "multiclass_auc"
+    keeps_rows_with: ClassVar[tuple[str, ...]] = ("exact",)
+    overruled: ClassVar[tuple[Overruled, ...]] = (Overruled("exact", ("thresholds",)),)
     counts: Tensor
 
     def __init__(self, *, thresholds: Thresholds = 200, exact: bool = False, **kwargs: Any) -> None:

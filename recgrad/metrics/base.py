@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy.typing as npt
 import torch
@@ -22,6 +22,20 @@ class UndefinedMetricWarning(UserWarning):
     """A metric has no value for the rows it saw, and is reported as nan."""
 
 
+class Overruled(NamedTuple):
+    """Settings of a metric that have no effect because of another one.
+
+    Attributes:
+        by: the setting that overrules them when it is set.
+        settings: those without effect.
+        harmless: those of them that configs of TorchEasyRec may well hold, which is worth a hint only.
+    """
+
+    by: str
+    settings: tuple[str, ...]
+    harmless: tuple[str, ...] = ()
+
+
 class Metric(ABC):
     """A metric whose value does not depend on how rows are spread over processes.
 
@@ -36,6 +50,11 @@ class Metric(ABC):
         needs_key: update() takes a third argument, the group of each row.
         grouping_key: the field that holds it.
         config_name: the name in the config that it was built from.
+        compares: what it takes: probabilities, one value per row, or the ranks of items.
+        num_classes: the fewest and the most classes of a task that it fits; None for no end.
+        instead: what to use for other numbers of classes.
+        keeps_rows_with: settings that have it keep all rows, which is for evaluation alone.
+        overruled: what leaves which of its settings without effect, the strongest first.
         higher_is_better: which of two values is the better one, as torchmetrics has it; None if
             neither end is.
 
@@ -47,6 +66,11 @@ class Metric(ABC):
     needs_key: bool = False
     grouping_key: str | None = None
     config_name: str = ""
+    compares: ClassVar[Literal["probabilities", "values", "ranks"]] = "probabilities"
+    num_classes: ClassVar[tuple[int, int | None]] = (1, None)
+    instead: ClassVar[str] = ""
+    keeps_rows_with: ClassVar[tuple[str, ...]] = ()
+    overruled: ClassVar[tuple[Overruled, ...]] = ()
     higher_is_better: bool | None = None
 
     def __init__(self, *, sync_on_compute: bool = True, process_group: Any = None) -> None:
@@ -180,6 +204,11 @@ class Metric(ABC):
     def display_name(self) -> str:
         """The name in logs and reports, such as `recall@5`."""
         return self.name
+
+    @property
+    def value_names(self) -> list[str]:
+        """What logs and reports call its values: one, or one for each part."""
+        return [self.display_name]
 
     def _inner(self) -> list[tuple[str, Metric]]:
         return [(name, value) for name, value in vars(self).items() if isinstance(value, Metric)]

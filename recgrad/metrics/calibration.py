@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,12 +21,19 @@ class Calibration(Metric):
     width in probability. The ratio is nan when no label is above 0; both are without rows.
     """
 
+    num_classes: ClassVar[tuple[int, int | None]] = (1, 2)
+
     bins: Tensor
 
     def __init__(self, *, num_bins: Count = 20, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.num_bins = num_bins
         self.add_sum("bins", (3, num_bins))
+
+    @property
+    def value_names(self) -> list[str]:
+        """Those of the ratio and of the error."""
+        return [f"{part}_{self.display_name}" for part in ("ratio", "ece")]
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Take in probabilities [rows] and labels [rows]."""

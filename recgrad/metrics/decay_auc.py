@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class DecayAUC(Metric):
     200). update() talks to no other process: counts fade on each rank alike.
     """
 
+    num_classes: ClassVar[tuple[int, int | None]] = (1, 2)
+    instead: ClassVar[str] = "multiclass_auc"
     counts: Tensor
     window: Tensor
     steps: Tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ class GroupedAUC(Metric):
     """
 
     higher_is_better = True
+    num_classes: ClassVar[tuple[int, int | None]] = (1, 2)
     needs_key = True
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recgrad.limits import Count
 from recgrad.metrics import METRICS
-from recgrad.metrics.base import Metric, Value, finite_target, values_of
+from recgrad.metrics.base import Metric, Overruled, Value, finite_target, values_of
 from recgrad.metrics.keys import Keys, keys_of
 from recgrad.metrics.pairs import Floats, Ints, concordance_by_group, group_starts
 
@@ -30,6 +30,8 @@ class GroupedXAUC(Metric):
     """
 
     higher_is_better = True
+    compares: ClassVar[Literal["probabilities", "values", "ranks"]] = "values"
+    overruled: ClassVar[tuple[Overruled, ...]] = (Overruled("exact", ("max_pairs_per_group",)),)
     needs_key = True
 
     def __init__(

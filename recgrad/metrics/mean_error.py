@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ class MeanError(Metric):
     """Mean of a function of prediction − label; nan without rows."""
 
     higher_is_better = False
+    compares: ClassVar[Literal["probabilities", "values", "ranks"]] = "values"
     total: Tensor
     rows: Tensor
 

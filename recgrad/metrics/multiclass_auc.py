@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from recgrad.errors import RecgradError
 from recgrad.limits import Range
 from recgrad.metrics import METRICS
 from recgrad.metrics.auc import BINS_PER_THRESHOLD, Thresholds, logit_bins
-from recgrad.metrics.base import Metric, Value, class_scores_of
+from recgrad.metrics.base import Metric, Overruled, Value, class_scores_of
 from recgrad.metrics.pairs import binned_auc, exact_auc
 from recgrad.metrics.ranking import classes_of
 
@@ -33,6 +33,10 @@ class MulticlassAUC(Metric):
     """
 
     higher_is_better = True
+    num_classes: ClassVar[tuple[int, int | None]] = (2, None)
+    instead: ClassVar[str] = "auc"
+    keeps_rows_with: ClassVar[tuple[str, ...]] = ("exact",)
+    overruled: ClassVar[tuple[Overruled, ...]] = (Overruled("exact", ("thresholds",)),)
     counts: Tensor
 
     def __init__(

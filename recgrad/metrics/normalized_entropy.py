@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class NormalizedEntropy(Metric):
     """
 
     higher_is_better = False
+    num_classes: ClassVar[tuple[int, int | None]] = (1, 2)
     total: Tensor
     labels: Tensor
     rows: Tensor

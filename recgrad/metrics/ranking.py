@@ -7,7 +7,7 @@ a model that scores everything the same gets what chance gets, wherever the want
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,8 @@ class RankingMetric(Metric):
     """
 
     higher_is_better = True
+    compares: ClassVar[Literal["probabilities", "values", "ranks"]] = "ranks"
+    keeps_rows_with: ClassVar[tuple[str, ...]] = ("grouping_key",)
     total: Tensor
     queries: Tensor
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from recgrad.limits import Count, Range
 from recgrad.metrics import METRICS, TRAIN_METRICS
-from recgrad.metrics.base import Metric, Value, finite_target, values_of
+from recgrad.metrics.base import Metric, Overruled, Value, finite_target, values_of
 from recgrad.metrics.pairs import concordance, sampled_concordance
 
 
@@ -33,6 +33,13 @@ class XAUC(Metric):
     """
 
     higher_is_better = True
+    compares: ClassVar[Literal["probabilities", "values", "ranks"]] = "values"
+    keeps_rows_with: ClassVar[tuple[str, ...]] = ("exact",)
+    overruled: ClassVar[tuple[Overruled, ...]] = (
+        Overruled("exact", ("sample_ratio", "max_pairs", "in_batch")),
+        Overruled("in_batch", ("sample_ratio", "max_pairs"), harmless=("sample_ratio",)),
+        Overruled("max_pairs", ("sample_ratio",), harmless=("sample_ratio",)),
+    )
     wins: Tensor
     pairs: Tensor
 

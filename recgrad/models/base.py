@@ -23,6 +23,7 @@ from recgrad.embedding.engine import EmbeddingEngine, EngineMaker
 from recgrad.errors import ConfigError
 from recgrad.models.batch_ids import PreparedBatch
 from recgrad.models.feature_groups import FeatureGroups
+from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.group_plan import FeatureGroup
 from recgrad.models.inputs import Inputs, Parts
 from recgrad.models.tasks import TaskSpec
@@ -67,6 +68,11 @@ class Model(nn.Module):
 
     similarity: str = "INNER_PRODUCT"
     """How the vectors of two towers are compared; COSINE means that they are normalised."""
+    reads: ClassVar[GroupNeeds | None] = None
+    """Groups that it finds by itself; None if its settings name them (`input: DeepInput`), or any will do."""
+
+    settings_method: ClassVar[str] = "build"
+    """What takes the settings, and has their limits in its signature."""
 
     groups: FeatureGroups
     engine: EmbeddingEngine | None
@@ -246,7 +252,7 @@ def _local_engine(*args: Any, **kwargs: Any) -> EmbeddingEngine:
 def _variational(groups: FeatureGroups, settings: Mapping[str, Any] | None) -> dict[str, nn.Module]:
     if settings is None:
         return {}
-    fields = {group: list(groups.field_widths(group).values()) for group in groups.plan.rows}
+    fields = {group: list(groups.widths(group).values()) for group in groups.plan.rows}
     return {g: VariationalDropout(widths, **settings) for g, widths in fields.items() if len(widths) > 1}
 
 

@@ -20,8 +20,18 @@ from recgrad.losses import Loss, build_loss
 from recgrad.losses.weighting import TaskWeighting
 from recgrad.metrics import build_metric, build_train_metric
 from recgrad.models.base import MODELS, Model
+from recgrad.models.group_needs import group_problems
 from recgrad.models.group_plan import EncoderSpec, FeatureGroup, SequenceGroup
 from recgrad.models.tasks import TaskSpec
+
+CUSTOM = "custom_model"
+"""The config name of a model of the user's own, which no registry holds."""
+
+TOWERS = "task_towers"
+"""The field of a multi-task model's message that holds its towers."""
+
+SETTINGS = {TOWERS: "towers"}
+"""What classes call a field of their message, where that is another name."""
 
 __all__ = ["TaskSpec", "build_groups", "build_model", "build_tasks"]
 
@@ -48,9 +58,11 @@ def build_model(
     assert choice is not None
     name, message = choice
     cls, params = _model_class(name, message)
+    groups = build_groups(config)
+    types = [(group.name, group.kind) for group in groups]
+    if odd := list(group_problems(name, cls, params, types)):
+        raise ConfigError(Problem(f"model_config.{where}", what) for where, what in odd)
     tasks = build_tasks(config, message, label_fields, cls)
-    if _is_multi_task(message):
-        params["towers"] = params.pop("task_towers")
     dropout = None
     if config.HasField("variational_dropout"):
         given = to_kwargs(config.variational_dropout)
@@ -61,7 +73,7 @@ def build_model(
     try:
         model = cls(
             features,
-            build_groups(config),
+            groups,
             tasks=tasks,
             seed=seed,
             variational_dropout=dropout,
@@ -71,28 +83,26 @@ def build_model(
         )
     except (TypeError, ValueError) as error:
         raise ConfigError([Problem(f"model_config.{name}", str(error))]) from error
-    if name != "custom_model" and model.groups.unused():
-        unused = ", ".join(model.groups.unused())
-        raise ConfigError(f"model_config.feature_groups: {name} does not use {unused}; remove or rename it")
     model.use_pareto_loss_weight = config.use_pareto_loss_weight
     return model
 
 
 def _model_class(name: str, message: Any) -> tuple[type[Model], dict[str, Any]]:
     """The class of a model and the arguments that its message gives."""
-    if name != "custom_model":
-        return MODELS[name], plain(message)
+    if name != CUSTOM:
+        params = plain(message)
+        return MODELS[name], {SETTINGS.get(key, key): value for key, value in params.items()}
     cls = MODELS.resolve(message.class_path)
     if not issubclass(cls, Model):
         raise ConfigError(
-            f"model_config.custom_model.class_path: {message.class_path} is not a subclass of "
+            f"model_config.{CUSTOM}.class_path: {message.class_path} is not a subclass of "
             "recgrad.models.base.Model; subclass it and write build and predict"
         )
     return cls, struct_to_dict(message.params)
 
 
 def _is_multi_task(message: Message) -> bool:
-    return "task_towers" in message.DESCRIPTOR.fields_by_name
+    return TOWERS in message.DESCRIPTOR.fields_by_name
 
 
 def plain(message: Message) -> dict[str, Any]:

@@ -17,16 +17,18 @@ group ─▶ (mask_net) ─▶ (bottom_mlp) ─▶ (experts, gates) ─┬─▶
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from recgrad.limits import Parts
 from recgrad.models.base import MODELS, only_group
+from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
-from recgrad.models.multi_task import MultiTask
-from recgrad.nn.mask import MaskNet
-from recgrad.nn.mlp import MLP
+from recgrad.models.multi_task import MultiTask, TaskTowerSettings
+from recgrad.nn.mask import MaskNet, MaskNetSettings
+from recgrad.nn.mlp import MLP, MLPSettings
 from recgrad.nn.moe import MMoE
 
 
@@ -53,19 +55,28 @@ class RelationTower(nn.Module):
         return self.relation(torch.cat([hidden, *related], dim=1) if related else hidden)  # type: ignore[no-any-return]
 
 
+class RelationTowerSettings(TaskTowerSettings, total=False):
+    """A tower that builds on others."""
+
+    relation_tower_names: Sequence[str]
+    relation_mlp: MLPSettings
+
+
 @MODELS.register("dbmtl")
 class DBMTL(MultiTask):
     """Deep Bayesian multi-target learning over one group."""
 
+    reads: ClassVar[GroupNeeds | None] = ONE_DEEP
+
     def build(
         self,
         *,
-        towers: Sequence[Mapping[str, Any]],
-        mask_net: Mapping[str, Any] | None = None,
-        bottom_mlp: Mapping[str, Any] | None = None,
-        expert_mlp: Mapping[str, Any] | None = None,
-        gate_mlp: Mapping[str, Any] | None = None,
-        num_expert: int = 3,
+        towers: Sequence[RelationTowerSettings],
+        mask_net: MaskNetSettings | None = None,
+        bottom_mlp: MLPSettings | None = None,
+        expert_mlp: MLPSettings | None = None,
+        gate_mlp: MLPSettings | None = None,
+        num_expert: Parts = 3,
     ) -> None:
         """Make the layers.
 
@@ -79,7 +90,7 @@ class DBMTL(MultiTask):
         """
         if gate_mlp is not None and expert_mlp is None:
             raise ValueError("gate_mlp needs an expert_mlp, got none")
-        towers = self.given_towers(towers)
+        given = self.given_towers(towers)
         self.group = only_group(self)
         width = self.groups.dim(self.group)
         self.mask_net = None if mask_net is None else MaskNet(width, **mask_net)
@@ -91,12 +102,12 @@ class DBMTL(MultiTask):
             self.mixture = MMoE(width, expert_mlp, num_expert, len(self.tasks), gate_mlp)
             width = self.mixture.out_features
         names = [task.name for task in self.tasks]
-        self.related = [_related(names, name, tower) for name, tower in zip(names, towers, strict=True)]
+        self.related = [_related(names, name, tower) for name, tower in zip(names, given, strict=True)]
         self.order = _order(names, self.related)
         made: dict[int, RelationTower] = {}
         for i in self.order:
             beside = sum(made[j].out_features for j in self.related[i])
-            tower = towers[i]
+            tower = given[i]
             made[i] = RelationTower(
                 width, beside, self.tasks[i].num_logits, tower.get("mlp"), tower.get("relation_mlp")
             )

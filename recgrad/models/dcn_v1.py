@@ -13,23 +13,25 @@ group x ──┤            ├──▶ final ──▶ logits
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, Model, only_group
+from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
-from recgrad.nn.cross import Cross
-from recgrad.nn.mlp import MLP
+from recgrad.nn.cross import Cross, CrossSettings
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
 @MODELS.register("dcn_v1")
 class DCNV1(Model):
     """Deep & cross network over one group."""
 
-    def build(self, *, cross: Mapping[str, Any], deep: Mapping[str, Any], final: Mapping[str, Any]) -> None:
+    reads: ClassVar[GroupNeeds | None] = ONE_DEEP
+
+    def build(self, *, cross: CrossSettings, deep: MLPSettings, final: MLPSettings) -> None:
         """Make the layers.
 
         Args:

@@ -13,29 +13,31 @@ group x ──┤                           ├──▶ final ──▶ logits
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, Model, only_group
+from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
-from recgrad.nn.cross import CrossV2
-from recgrad.nn.mlp import MLP
+from recgrad.nn.cross import CrossV2, CrossV2Settings
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
 @MODELS.register("dcn_v2")
 class DCNV2(Model):
     """Deep & cross network V2 over one group."""
 
+    reads: ClassVar[GroupNeeds | None] = ONE_DEEP
+
     def build(
         self,
         *,
-        cross: Mapping[str, Any],
-        final: Mapping[str, Any],
-        backbone: Mapping[str, Any] | None = None,
-        deep: Mapping[str, Any] | None = None,
+        cross: CrossV2Settings,
+        final: MLPSettings,
+        backbone: MLPSettings | None = None,
+        deep: MLPSettings | None = None,
     ) -> None:
         """Make the layers.
 

@@ -14,16 +14,16 @@ deep ──▶ MLP ────────────────────�
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, Model
+from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.nn.fm import factorization_machine, split_fields
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
 @MODELS.register("deepfm")
@@ -35,16 +35,19 @@ class DeepFM(Model):
     in the softmax.
     """
 
-    def build(self, *, deep: Mapping[str, Any], final: Mapping[str, Any] | None = None) -> None:
+    reads: ClassVar[GroupNeeds | None] = GroupNeeds({"wide": "WIDE", "deep": "DEEP"}, {"fm": "DEEP"})
+
+    def build(self, *, deep: MLPSettings, final: MLPSettings | None = None) -> None:
         """Make the layers.
 
         Args:
             deep: arguments of the MLP over the deep group.
             final: arguments of the MLP over all three parts; none adds them up.
         """
-        self.groups.dim("wide")
         self.fm_group = "fm" if "fm" in self.groups else "deep"
-        self.fm_dim = self.groups.field_dim(self.fm_group)
+        self.fm_dim = self.groups.field_dim(
+            self.fm_group, "give them one embedding_dim, or list those that have one in a group 'fm'"
+        )
         self.deep = MLP(self.groups.dim("deep"), **deep)
         classes = self.tasks[0].num_logits
         self.adds_up = final is None and classes == 1

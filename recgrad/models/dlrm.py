@@ -13,9 +13,6 @@ sparse ──▶ v_1 … v_n ──────┴──(arch_with_sparse)──
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +20,7 @@ from recgrad.models.base import MODELS
 from recgrad.models.field_model import FieldModel
 from recgrad.models.inputs import Inputs
 from recgrad.nn.interaction import DotInteraction
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
 @MODELS.register("dlrm")
@@ -33,8 +30,8 @@ class DLRM(FieldModel):
     def build(
         self,
         *,
-        final: Mapping[str, Any],
-        dense_mlp: Mapping[str, Any] | None = None,
+        final: MLPSettings,
+        dense_mlp: MLPSettings | None = None,
         arch_with_sparse: bool = True,
     ) -> None:
         """Make the layers.

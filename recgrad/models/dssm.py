@@ -15,14 +15,16 @@ How they are compared, and with which items: `recgrad.models.two_towers`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from recgrad.data.batch import Batch
+from recgrad.limits import Positive, Size
 from recgrad.models.base import MODELS
 from recgrad.models.batch_ids import PreparedBatch
 from recgrad.models.inputs import Parts
+from recgrad.models.multi_tower import TowerSettings
 from recgrad.models.two_towers import TwoTowers, item_rows
 from recgrad.nn.mlp import MLP
 
@@ -44,11 +46,11 @@ class DSSM(TwoTowers):
     def build(
         self,
         *,
-        user_tower: Mapping[str, Any],
-        item_tower: Mapping[str, Any],
-        output_dim: int = 0,
-        similarity: str = "INNER_PRODUCT",
-        temperature: float = 1.0,
+        user_tower: TowerSettings,
+        item_tower: TowerSettings,
+        output_dim: Size = 0,
+        similarity: Literal["COSINE", "INNER_PRODUCT", "EUCLID"] = "INNER_PRODUCT",
+        temperature: Positive = 1.0,
         learned_temperature: bool = False,
         in_batch_negative: bool = False,
     ) -> None:

@@ -58,7 +58,6 @@ class FeatureGroups(nn.Module):
         self.plan = plan_groups(
             groups, features, wide_embedding_dim=wide_embedding_dim, wide_init_fn=wide_init_fn
         )
-        self.used: set[str] = set()
         self.time_groups: set[str] = set()
         self.features = {
             group.name: (*group.features, *(name for part in group.sequences for name in part.features))
@@ -112,11 +111,6 @@ class FeatureGroups(nn.Module):
                 f"model_config: group '{group}' {kind}; the model needs it as a DEEP or WIDE group "
                 f"(there are: {', '.join(self.plan.rows) or 'none'})"
             )
-        self.used.add(group)
-        return self.field_widths(group)
-
-    def field_widths(self, group: str) -> dict[str, int]:
-        """As `widths`, of a group that exists; asking does not count as use."""
         encoded = {spec.name: encoder.out_features for spec, encoder in self._encoders(group)}
         return {**self.plan.rows[group].widths, **encoded}
 
@@ -124,19 +118,16 @@ class FeatureGroups(nn.Module):
         """Columns of a DEEP or WIDE group."""
         return sum(self.widths(group).values())
 
-    def field_dim(self, group: str) -> int:
-        """The width that all fields of a group have; an error where they differ."""
-        widths = self.widths(group)
-        if len(set(widths.values())) != 1:
-            raise ConfigError(
-                f"model_config: fields of group '{group}' must have one width, got "
-                + ", ".join(f"{name} {width}" for name, width in widths.items())
-            )
-        return next(iter(widths.values()))
-
-    def unused(self) -> list[str]:
-        """Groups whose width no layer has asked for."""
-        return [group for group in (*self.plan.rows, *self.plan.sequences) if group not in self.used]
+    def field_dim(self, group: str, remedy: str = "give them one embedding_dim") -> int:
+        """The width that all fields of a group have; an error with the remedy where they differ."""
+        first: dict[int, str] = {}
+        for name, width in self.widths(group).items():
+            first.setdefault(width, name)
+        if len(first) != 1:
+            got = ", ".join(f"'{name}' {width}" for width, name in sorted(first.items()))
+            what = f"needs features of equal width, got {got}; {remedy}"
+            raise ConfigError([Problem(f"model_config.feature_groups[{group}]", what)])
+        return next(iter(first))
 
     def query_dim(self, group: str) -> int:
         """Columns of the query of a sequence group."""
@@ -154,7 +145,6 @@ class FeatureGroups(nn.Module):
                 f"model_config: group '{group}' of times must be one raw_feature of one value, got "
                 f"{', '.join(fields.widths) or 'none'}"
             )
-        self.used.add(group)
         self.time_groups.add(group)
 
     def lengths(self, batch: Batch, group: str) -> Tensor:
@@ -167,7 +157,6 @@ class FeatureGroups(nn.Module):
                 f"model_config: no sequence group '{group}' (there are: "
                 f"{', '.join(self.plan.sequences) or 'none'}); set its group_type to SEQUENCE"
             )
-        self.used.add(group)
         return self.plan.sequences[group]
 
     def _encoders(self, group: str) -> list[tuple[EncoderSpec, SequenceEncoder]]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import Model
+from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.nn.fm import split_fields
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
 class FieldModel(Model):
@@ -21,7 +21,9 @@ class FieldModel(Model):
     group `wide` (WIDE), if there is one.
     """
 
-    def build_fields(self, dense_mlp: Mapping[str, Any] | None) -> None:
+    reads: ClassVar[GroupNeeds | None] = GroupNeeds({"sparse": "DEEP"}, {"dense": "DEEP"}, alone="DEEP")
+
+    def build_fields(self, dense_mlp: MLPSettings | None) -> None:
         """Make the dense group's MLP; sets `sparse_group`, `dim`, `sparse_fields` and `fields`."""
         groups = list(self.groups.plan.rows)
         self.sparse_group = groups[0] if len(groups) == 1 else "sparse"

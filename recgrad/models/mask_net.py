@@ -14,21 +14,24 @@ serial     x ──▶ layer norm ──▶ block 1 ──▶ block 2 ──▶ 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, Model, only_group
+from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.nn.mask import MaskNet as MaskBlocks
+from recgrad.nn.mask import MaskNetSettings
 
 
 @MODELS.register("mask_net")
 class MaskNet(Model):
     """MaskNet over one group."""
 
-    def build(self, *, mask_net_module: Mapping[str, Any]) -> None:
+    reads: ClassVar[GroupNeeds | None] = ONE_DEEP
+
+    def build(self, *, mask_net_module: MaskNetSettings) -> None:
         """Make the layers.
 
         Args:

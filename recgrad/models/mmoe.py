@@ -13,14 +13,17 @@ group x ──┼─▶ expert 2 ─┼─▶ Σ by gate_t(x) ──▶ tower_t 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
+from recgrad.limits import Parts
 from recgrad.models.base import MODELS, only_group
+from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
-from recgrad.models.multi_task import MultiTask
+from recgrad.models.multi_task import MultiTask, TaskTowerSettings
+from recgrad.nn.mlp import MLPSettings
 from recgrad.nn.moe import MMoE as Mixture
 
 
@@ -28,13 +31,15 @@ from recgrad.nn.moe import MMoE as Mixture
 class MMoE(MultiTask):
     """Multi-gate mixture of experts over one group."""
 
+    reads: ClassVar[GroupNeeds | None] = ONE_DEEP
+
     def build(
         self,
         *,
-        expert_mlp: Mapping[str, Any],
-        num_expert: int = 3,
-        gate_mlp: Mapping[str, Any] | None = None,
-        towers: Sequence[Mapping[str, Any]] | None = None,
+        expert_mlp: MLPSettings,
+        num_expert: Parts = 3,
+        gate_mlp: MLPSettings | None = None,
+        towers: Sequence[TaskTowerSettings] | None = None,
     ) -> None:
         """Make the layers.
 

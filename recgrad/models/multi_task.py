@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import Tensor, nn
 
 from recgrad.models.base import Model
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
+
+
+class TaskTowerSettings(TypedDict, total=False):
+    """The tower of a task."""
+
+    mlp: MLPSettings
 
 
 class TaskTower(nn.Sequential):
@@ -20,7 +26,7 @@ class TaskTower(nn.Sequential):
         mlp: arguments of the MLP; none for none.
     """
 
-    def __init__(self, in_features: int, num_logits: int, mlp: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, in_features: int, num_logits: int, mlp: MLPSettings | None = None) -> None:
         hidden = MLP(in_features, **(mlp or {}))
         super().__init__(hidden, nn.Linear(hidden.out_features, num_logits))
 

@@ -12,35 +12,40 @@ din group ▶ DIN ──┘   (multi_tower_din only)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from recgrad.limits import FILLED
 from recgrad.models.base import MODELS, Model
+from recgrad.models.group_needs import DeepInput
 from recgrad.models.inputs import Inputs
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
+
+
+class TowerSettings(TypedDict, total=False):
+    """A tower over a group."""
+
+    input: DeepInput
+    mlp: MLPSettings
 
 
 @MODELS.register("multi_tower")
 class MultiTower(Model):
     """One MLP for each tower's group; a tower without `mlp` passes its group on as it is."""
 
-    def build(self, *, towers: Sequence[Mapping[str, Any]], final: Mapping[str, Any]) -> None:
+    def build(self, *, towers: Annotated[Sequence[TowerSettings], FILLED], final: MLPSettings) -> None:
         """Make the layers.
 
         Args:
             towers: `input` (a group's name) and `mlp` (arguments of its MLP) of each tower.
             final: arguments of the MLP over all towers.
         """
-        if not towers:
-            raise ValueError("towers must have at least one tower, got none")
         self.build_towers(towers, final)
 
-    def build_towers(
-        self, towers: Sequence[Mapping[str, Any]], final: Mapping[str, Any], more: int = 0
-    ) -> None:
+    def build_towers(self, towers: Sequence[TowerSettings], final: MLPSettings, more: int = 0) -> None:
         """Towers, the MLP over them and `more` further columns, and the output layer."""
         self.inputs = [tower["input"] for tower in towers]
         twice = [name for name in self.inputs if self.inputs.count(name) > 1]

@@ -14,16 +14,25 @@ sequence group ▶ query, sequence ▶ DIN ─┘
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS
+from recgrad.models.group_needs import SequenceInput
 from recgrad.models.inputs import Inputs
-from recgrad.models.multi_tower import MultiTower
+from recgrad.models.multi_tower import MultiTower, TowerSettings
 from recgrad.nn.encoders.din import DINEncoder
+from recgrad.nn.mlp import MLPSettings
+
+
+class DINTowerSettings(TypedDict):
+    """Attention over a sequence group."""
+
+    input: SequenceInput
+    attn_mlp: MLPSettings
 
 
 @MODELS.register("multi_tower_din")
@@ -33,9 +42,9 @@ class MultiTowerDIN(MultiTower):
     def build(
         self,
         *,
-        towers: Sequence[Mapping[str, Any]],
-        final: Mapping[str, Any],
-        din_towers: Sequence[Mapping[str, Any]] = (),
+        towers: Sequence[TowerSettings],
+        final: MLPSettings,
+        din_towers: Sequence[DINTowerSettings] = (),
     ) -> None:
         """Make the layers.
 

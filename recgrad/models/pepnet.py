@@ -14,18 +14,20 @@ uia (user, item, author) ──▶ gates ──┴──────────
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from recgrad.data.batch import Batch
 from recgrad.errors import ConfigError, DataError
+from recgrad.limits import Count, Share
 from recgrad.models.base import MODELS
 from recgrad.models.batch_ids import PreparedBatch
+from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.inputs import Inputs
-from recgrad.models.multi_task import MultiTask, TaskTower
+from recgrad.models.multi_task import MultiTask, TaskTower, TaskTowerSettings
 from recgrad.nn.gate import EmbeddingGate, GatedMLP
 
 
@@ -38,18 +40,20 @@ class PEPNet(MultiTask):
     that name, where the batch has it.
     """
 
+    reads: ClassVar[GroupNeeds | None] = GroupNeeds({"all": "DEEP"}, {"domain": "DEEP", "uia": "DEEP"})
+
     def build(
         self,
         *,
-        towers: Sequence[Mapping[str, Any]] | None = None,
+        towers: Sequence[TaskTowerSettings] | None = None,
         epnet_hidden_unit: int | None = None,
         epnet_gamma: float = 2.0,
-        ppnet_hidden_units: Sequence[int] = (),
+        ppnet_hidden_units: Sequence[Count] = (),
         ppnet_activation: str = "nn.ReLU",
-        ppnet_dropout_ratio: Sequence[float] = (),
+        ppnet_dropout_ratio: Sequence[Share] = (),
         ppnet_gamma: float = 2.0,
         domain_input_name: str | None = None,
-        task_domain_num: int = 1,
+        task_domain_num: Count = 1,
     ) -> None:
         """Make the layers.
 

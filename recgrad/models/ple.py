@@ -15,26 +15,30 @@ group x ──────┼─▶ shared experts ────▶ gate s ─▶
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
+from recgrad.limits import FILLED
 from recgrad.models.base import MODELS, only_group
+from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
-from recgrad.models.multi_task import MultiTask
-from recgrad.nn.moe import ExtractionLayer
+from recgrad.models.multi_task import MultiTask, TaskTowerSettings
+from recgrad.nn.moe import ExtractionLayer, ExtractionSettings
 
 
 @MODELS.register("ple")
 class PLE(MultiTask):
     """Progressive layered extraction over one group."""
 
+    reads: ClassVar[GroupNeeds | None] = ONE_DEEP
+
     def build(
         self,
         *,
-        extraction_networks: Sequence[Mapping[str, Any]],
-        towers: Sequence[Mapping[str, Any]] | None = None,
+        extraction_networks: Annotated[Sequence[ExtractionSettings], FILLED],
+        towers: Sequence[TaskTowerSettings] | None = None,
     ) -> None:
         """Make the layers.
 
@@ -42,8 +46,6 @@ class PLE(MultiTask):
             extraction_networks: `network_name` and the arguments of `ExtractionLayer`, layer by layer.
             towers: `mlp` of each task's tower.
         """
-        if not extraction_networks:
-            raise ValueError("extraction_networks must have at least one layer, got none")
         self.group = only_group(self)
         shared = self.groups.dim(self.group)
         widths = [shared] * len(self.tasks)

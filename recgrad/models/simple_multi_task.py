@@ -11,21 +11,24 @@ group x ────┼──▶ tower 2 ──▶ logits_2
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
 from recgrad.models.base import MODELS, only_group
+from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
-from recgrad.models.multi_task import MultiTask
+from recgrad.models.multi_task import MultiTask, TaskTowerSettings
 
 
 @MODELS.register("simple_multi_task")
 class SimpleMultiTask(MultiTask):
     """Towers over one group, sharing nothing but embeddings."""
 
-    def build(self, *, towers: Sequence[Mapping[str, Any]] | None = None) -> None:
+    reads: ClassVar[GroupNeeds | None] = ONE_DEEP
+
+    def build(self, *, towers: Sequence[TaskTowerSettings] | None = None) -> None:
         """Make the layers.
 
         Args:

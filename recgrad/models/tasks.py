@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from recgrad.errors import ConfigError
-from recgrad.losses import Loss
+from recgrad.losses import CUSTOM, Loss
 from recgrad.losses.weighting import TaskWeighting
 from recgrad.metrics.base import Metric
 
@@ -57,7 +57,7 @@ def loss_names(spec: TaskSpec) -> list[str]:
     """What the log calls the losses of a task: their config names, the user's own by their class."""
     names: list[str] = []
     for loss in spec.losses:
-        own = loss.config_name == "custom_loss"
+        own = loss.config_name == CUSTOM
         name = f"{type(loss).__name__ if own else loss.config_name}{spec.suffix}"
         if name in names:
             raise ConfigError(f"model_config: loss '{name}' is configured twice; keep one")

@@ -14,15 +14,15 @@ deep ──▶ MLP ──────┘
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, Model
+from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.inputs import Inputs
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
 @MODELS.register("wide_and_deep")
@@ -33,14 +33,15 @@ class WideAndDeep(Model):
     since a sum that all classes share would cancel in the softmax.
     """
 
-    def build(self, *, deep: Mapping[str, Any], final: Mapping[str, Any] | None = None) -> None:
+    reads: ClassVar[GroupNeeds | None] = GroupNeeds({"wide": "WIDE", "deep": "DEEP"})
+
+    def build(self, *, deep: MLPSettings, final: MLPSettings | None = None) -> None:
         """Make the layers.
 
         Args:
             deep: arguments of the MLP over the deep group.
             final: arguments of the MLP over both parts; none adds them up.
         """
-        self.groups.dim("wide")
         self.deep = MLP(self.groups.dim("deep"), **deep)
         classes = self.tasks[0].num_logits
         self.adds_up = final is None and classes == 1

@@ -13,16 +13,17 @@ sparse ──────────────┘
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated
 
 from torch import Tensor, nn
 
+from recgrad.limits import FILLED
 from recgrad.models.base import MODELS
 from recgrad.models.field_model import FieldModel
 from recgrad.models.inputs import Inputs
-from recgrad.nn.mlp import MLP
-from recgrad.nn.wukong import WuKongLayer
+from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.nn.wukong import WuKongLayer, WuKongLayerSettings
 
 
 @MODELS.register("wukong")
@@ -32,9 +33,9 @@ class WuKong(FieldModel):
     def build(
         self,
         *,
-        wukong_layers: Sequence[Mapping[str, Any]],
-        final: Mapping[str, Any],
-        dense_mlp: Mapping[str, Any] | None = None,
+        wukong_layers: Annotated[Sequence[WuKongLayerSettings], FILLED],
+        final: MLPSettings,
+        dense_mlp: MLPSettings | None = None,
     ) -> None:
         """Make the layers.
 

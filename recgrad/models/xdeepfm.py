@@ -13,24 +13,26 @@ deep ──▶ MLP ────────────────────�
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, Model
+from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.inputs import Inputs
-from recgrad.nn.cin import CIN
+from recgrad.nn.cin import CIN, CINSettings
 from recgrad.nn.fm import split_fields
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
 @MODELS.register("xdeepfm")
 class XDeepFM(Model):
     """xDeepFM over the groups `wide` (WIDE, the CIN's fields) and `deep`."""
 
-    def build(self, *, cin: Mapping[str, Any], deep: Mapping[str, Any], final: Mapping[str, Any]) -> None:
+    reads: ClassVar[GroupNeeds | None] = GroupNeeds({"wide": "WIDE", "deep": "DEEP"})
+
+    def build(self, *, cin: CINSettings, deep: MLPSettings, final: MLPSettings) -> None:
         """Make the layers.
 
         Args:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recgrad.limits import FILLED, Count, SettingsOf, keep_limits
 
+
+@keep_limits
 class CIN(nn.Module):
     """x_{l+1}[o] = Σ_{h,f} W_l[o,h,f]·(x_l[h] ∘ x_0[f]) + b_l[o]; the output is Σ over dim of every x_l[o].
 
@@ -24,10 +28,8 @@ class CIN(nn.Module):
         cin_layer_size: o of each layer.
     """
 
-    def __init__(self, fields: int, cin_layer_size: Sequence[int]) -> None:
+    def __init__(self, fields: int, cin_layer_size: Annotated[Sequence[Count], FILLED]) -> None:
         super().__init__()
-        if not cin_layer_size or min(cin_layer_size) < 1:
-            raise ValueError(f"cin_layer_size must be sizes of at least 1, got {list(cin_layer_size)}")
         self.fields = fields
         self.out_features = sum(cin_layer_size)
         before = [fields, *cin_layer_size[:-1]]
@@ -62,3 +64,6 @@ class CIN(nn.Module):
         first, second = torch.triu_indices(self.fields, self.fields, device=x.device)
         products = torch.cat([x[:, i : i + 1] * x[:, i:] for i in range(self.fields)], dim=1)
         return F.linear(products, folded[:, first, second], layer.bias)
+
+
+CINSettings = Annotated[Mapping[str, Any], SettingsOf(CIN)]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Annotated, Any
+
 import torch
 from torch import Tensor, nn
 
+from recgrad.limits import Count, Parts, SettingsOf, keep_limits
 
+
+@keep_limits
 class Cross(nn.Module):
     """x_{l+1} = x_0·⟨w_l, x_l⟩ + b_l + x_l, the cross network of DCN.
 
@@ -16,10 +22,8 @@ class Cross(nn.Module):
         cross_num: number of layers.
     """
 
-    def __init__(self, width: int, cross_num: int = 3) -> None:
+    def __init__(self, width: int, cross_num: Parts = 3) -> None:
         super().__init__()
-        if cross_num < 1:
-            raise ValueError(f"cross_num must be at least 1, got {cross_num}")
         self.out_features = width
         self.weight = nn.Parameter(torch.empty(cross_num, width))
         self.bias = nn.Parameter(torch.zeros(cross_num, width))
@@ -34,6 +38,10 @@ class Cross(nn.Module):
         return x
 
 
+CrossSettings = Annotated[Mapping[str, Any], SettingsOf(Cross)]
+
+
+@keep_limits
 class CrossV2(nn.Module):
     """x_{l+1} = x_0 ∘ (V_l U_l x_l + b_l) + x_l, the low-rank cross network of DCN V2.
 
@@ -45,10 +53,8 @@ class CrossV2(nn.Module):
         low_rank: rank of V·U.
     """
 
-    def __init__(self, width: int, cross_num: int = 3, low_rank: int = 32) -> None:
+    def __init__(self, width: int, cross_num: Parts = 3, low_rank: Count = 32) -> None:
         super().__init__()
-        if cross_num < 1 or low_rank < 1:
-            raise ValueError(f"cross_num and low_rank must be at least 1, got {cross_num}, {low_rank}")
         self.out_features = width
         self.down = nn.ModuleList(nn.Linear(width, low_rank, bias=False) for _ in range(cross_num))
         self.up = nn.ModuleList(nn.Linear(low_rank, width) for _ in range(cross_num))
@@ -61,6 +67,10 @@ class CrossV2(nn.Module):
         return x
 
 
+CrossV2Settings = Annotated[Mapping[str, Any], SettingsOf(CrossV2)]
+
+
+@keep_limits
 class GatedCross(nn.Module):
     """x_{l+1} = x_0 ∘ (W_l x_l + b_l) ∘ sigmoid(V_l x_l) + x_l: crosses that pass a gate.
 
@@ -71,7 +81,7 @@ class GatedCross(nn.Module):
         cross_num: number of layers.
     """
 
-    def __init__(self, in_features: int, cross_num: int = 3) -> None:
+    def __init__(self, in_features: int, cross_num: Parts = 3) -> None:
         super().__init__()
         self.out_features = in_features
         self.crosses = nn.ModuleList(nn.Linear(in_features, in_features) for _ in range(cross_num))

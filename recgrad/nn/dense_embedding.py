@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recgrad.limits import Count, Fraction, Positive, keep_limits
 
+
+@keep_limits
 class AutoDis(nn.Module):
     """Soft discretisation of n numbers, each with its own meta-embeddings.
 
@@ -27,13 +30,14 @@ class AutoDis(nn.Module):
     """
 
     def __init__(
-        self, features: int, dim: int, num_channels: int, temperature: float = 0.1, keep_prob: float = 0.8
+        self,
+        features: int,
+        dim: int,
+        num_channels: Count,
+        temperature: Positive = 0.1,
+        keep_prob: Fraction = 0.8,
     ) -> None:
         super().__init__()
-        if num_channels < 1 or temperature <= 0:
-            raise ValueError(
-                f"num_channels must be at least 1 and temperature above 0, got {num_channels}, {temperature}"
-            )
         self.temperature = temperature
         self.keep_prob = keep_prob
         self.scale = nn.Parameter(_uniform(features, num_channels, fan_in=1))

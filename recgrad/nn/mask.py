@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recgrad.nn.mlp import MLP
+from recgrad.limits import Count, Parts, Positive, SettingsOf, keep_limits
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
+@keep_limits
 class MaskBlock(nn.Module):
     """relu(layer_norm(linear(x ∘ mask))) with mask = linear(relu(linear(features))).
 
@@ -28,8 +30,8 @@ class MaskBlock(nn.Module):
         width: int,
         mask_width: int,
         *,
-        hidden_dim: int,
-        reduction_ratio: float = 1.0,
+        hidden_dim: Count,
+        reduction_ratio: Positive = 1.0,
         aggregation_dim: int | None = None,
     ) -> None:
         super().__init__()
@@ -40,8 +42,8 @@ class MaskBlock(nn.Module):
             )
         if aggregation_dim is None:
             aggregation_dim = int(width * reduction_ratio)
-        if aggregation_dim < 1 or hidden_dim < 1:
-            raise ValueError(f"mask block widths must be at least 1, got {aggregation_dim} and {hidden_dim}")
+        if aggregation_dim < 1:
+            raise ValueError(f"the mask's hidden width must be at least 1, got {aggregation_dim}")
         self.aggregate = nn.Linear(mask_width, aggregation_dim)
         self.project = nn.Linear(aggregation_dim, width)
         self.hidden = nn.Linear(width, hidden_dim)
@@ -53,6 +55,7 @@ class MaskBlock(nn.Module):
         return F.relu_(self.norm(self.hidden(x * mask)))
 
 
+@keep_limits
 class MaskNet(nn.Module):
     """Mask blocks side by side on layer-normed features, or one after another.
 
@@ -69,14 +72,12 @@ class MaskNet(nn.Module):
     def __init__(
         self,
         width: int,
-        n_mask_blocks: int,
-        mask_block: Mapping[str, Any],
-        top_mlp: Mapping[str, Any] | None = None,
+        n_mask_blocks: Parts,
+        mask_block: Annotated[Mapping[str, Any], SettingsOf(MaskBlock)],
+        top_mlp: MLPSettings | None = None,
         use_parallel: bool = True,
     ) -> None:
         super().__init__()
-        if n_mask_blocks < 1:
-            raise ValueError(f"n_mask_blocks must be at least 1, got {n_mask_blocks}")
         self.use_parallel = use_parallel
         self.norm = nn.LayerNorm(width)
         hidden = mask_block["hidden_dim"]
@@ -95,3 +96,6 @@ class MaskNet(nn.Module):
             for block in self.blocks:
                 x = block(x, features)
         return self.top(x)  # type: ignore[no-any-return]
+
+
+MaskNetSettings = Annotated[Mapping[str, Any], SettingsOf(MaskNet)]

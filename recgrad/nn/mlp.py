@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 
+from recgrad.limits import Count, SettingsOf, Share, keep_limits
 from recgrad.nn.activation import build_activation
 
 
+@keep_limits
 class MLP(nn.Sequential):
     """Linear → batch or layer norm → activation → dropout, once for each hidden width.
 
@@ -29,11 +32,11 @@ class MLP(nn.Sequential):
 
     def __init__(
         self,
-        in_features: int,
-        hidden_units: Sequence[int] = (),
+        in_features: Count,
+        hidden_units: Sequence[Count] = (),
         *,
         activation: str = "nn.ReLU",
-        dropout_ratio: Sequence[float] | float = (),
+        dropout_ratio: Sequence[Share] | Share = (),
         use_bn: bool = False,
         use_ln: bool = False,
         bias: bool = True,
@@ -41,8 +44,6 @@ class MLP(nn.Sequential):
         super().__init__()
         if use_bn and use_ln:
             raise ValueError("use_bn and use_ln exclude each other, got both")
-        if in_features < 1 or any(width < 1 for width in hidden_units):
-            raise ValueError(f"widths must be at least 1, got {in_features} → {list(hidden_units)}")
         ratios = dropout_ratios(dropout_ratio, len(hidden_units))
         width = in_features
         for i, (units, ratio) in enumerate(zip(hidden_units, ratios, strict=True)):
@@ -80,6 +81,10 @@ class MLP(nn.Sequential):
         if len(linear) != len(after) or any(type(module) is not nn.ReLU for module in after):
             return None
         return [module for module in linear if isinstance(module, nn.Linear)]
+
+
+MLPSettings = Annotated[Mapping[str, Any], SettingsOf(MLP, filled=("hidden_units",))]
+"""Arguments of an MLP with at least one layer, as a config has them."""
 
 
 class BatchNorm(nn.BatchNorm1d):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recgrad.limits import FILLED, Count, Parts, Range, SettingsOf, Share, keep_limits
 from recgrad.nn.activation import Dice, build_activation
-from recgrad.nn.mlp import dropout_ratios
+from recgrad.nn.mlp import MLPSettings, dropout_ratios
 
 
+@keep_limits
 class Experts(nn.Module):
     """`count` MLPs of equal shape on one input, as [rows, count, out_features].
 
@@ -28,22 +30,17 @@ class Experts(nn.Module):
 
     def __init__(
         self,
-        count: int,
+        count: Count,
         in_features: int,
-        hidden_units: Sequence[int],
+        hidden_units: Annotated[Sequence[Count], FILLED],
         *,
         activation: str = "nn.ReLU",
-        dropout_ratio: Sequence[float] | float = (),
+        dropout_ratio: Sequence[Share] | Share = (),
         use_bn: bool = False,
         use_ln: bool = False,
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if count < 1 or not hidden_units or min(hidden_units) < 1:
-            raise ValueError(
-                "there must be at least 1 expert with at least 1 hidden layer, "
-                f"got {count} with {list(hidden_units)}"
-            )
         if use_bn and use_ln:
             raise ValueError("use_bn and use_ln exclude each other, got both")
         self.count = count
@@ -110,6 +107,7 @@ class _ExpertLayer(nn.Module):
         return x.reshape(-1, self.units)
 
 
+@keep_limits
 class MMoE(nn.Module):
     """For each task Σ_e softmax(gate_t(x))_e · expert_e(x), as [rows, tasks, out_features].
 
@@ -126,10 +124,10 @@ class MMoE(nn.Module):
     def __init__(
         self,
         in_features: int,
-        expert_mlp: Mapping[str, Any],
-        num_expert: int,
+        expert_mlp: MLPSettings,
+        num_expert: Parts,
         num_task: int,
-        gate_mlp: Mapping[str, Any] | None = None,
+        gate_mlp: MLPSettings | None = None,
     ) -> None:
         super().__init__()
         self.num_task, self.num_expert = num_task, num_expert
@@ -146,6 +144,7 @@ class MMoE(nn.Module):
         return torch.bmm(torch.softmax(gates, dim=2), self.experts(x))
 
 
+@keep_limits
 class ExtractionLayer(nn.Module):
     """One layer of PLE: each task mixes its own experts and the shared ones; the shared part mixes all.
 
@@ -166,10 +165,10 @@ class ExtractionLayer(nn.Module):
         task_dims: Sequence[int],
         shared_dim: int,
         *,
-        expert_num_per_task: int,
-        task_expert_net: Mapping[str, Any],
-        share_num: int = 0,
-        share_expert_net: Mapping[str, Any] | None = None,
+        expert_num_per_task: Parts,
+        task_expert_net: MLPSettings,
+        share_num: Annotated[int, Range("[0, 10000]")] = 0,
+        share_expert_net: MLPSettings | None = None,
         last: bool = False,
     ) -> None:
         super().__init__()
@@ -210,3 +209,6 @@ def _mix(gate: Tensor, experts: Sequence[Tensor]) -> Tensor:
     """Σ_e softmax(gate)_e · expert_e, as [rows, width]."""
     stacked = experts[0] if len(experts) == 1 else torch.cat(list(experts), dim=1)
     return torch.bmm(torch.softmax(gate, dim=1).unsqueeze(1), stacked).squeeze(1)
+
+
+ExtractionSettings = Annotated[Mapping[str, Any], SettingsOf(ExtractionLayer)]

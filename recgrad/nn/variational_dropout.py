@@ -7,7 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from recgrad.limits import Rate, keep_limits
 
+
+@keep_limits
 class VariationalDropout(nn.Module):
     """Drops whole fields (or single columns) with learned probabilities p = sigmoid(θ).
 
@@ -27,11 +30,9 @@ class VariationalDropout(nn.Module):
     fields: Tensor
 
     def __init__(
-        self, widths: Sequence[int], regularization_lambda: float = 0.01, embedding_wise: bool = False
+        self, widths: Sequence[int], regularization_lambda: Rate = 0.01, embedding_wise: bool = False
     ) -> None:
         super().__init__()
-        if regularization_lambda < 0:
-            raise ValueError(f"regularization_lambda must be at least 0, got {regularization_lambda}")
         self.regularization_lambda = regularization_lambda
         repeats = torch.tensor([1] * sum(widths) if embedding_wise else list(widths))
         self.theta = nn.Parameter(torch.randn(len(repeats)))

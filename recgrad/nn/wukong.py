@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from recgrad.nn.mlp import MLP
+from recgrad.limits import Count, SettingsOf, keep_limits
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
 class LinearCompression(nn.Module):
@@ -66,6 +67,7 @@ class FactorizationBlock(nn.Module):
         return self.output(hidden).view(-1, self.outputs, self.dim)  # type: ignore[no-any-return]
 
 
+@keep_limits
 class WuKongLayer(nn.Module):
     """layer_norm([FM block, linear compression] + residual).
 
@@ -86,17 +88,12 @@ class WuKongLayer(nn.Module):
         fields: int,
         dim: int,
         *,
-        lcb_feature_num: int,
-        fmb_feature_num: int,
-        feature_num_mlp: Mapping[str, Any],
-        compressed_feature_num: int = 16,
+        lcb_feature_num: Count,
+        fmb_feature_num: Count,
+        feature_num_mlp: MLPSettings,
+        compressed_feature_num: Count = 16,
     ) -> None:
         super().__init__()
-        if min(lcb_feature_num, fmb_feature_num, compressed_feature_num) < 1:
-            raise ValueError(
-                "lcb_feature_num, fmb_feature_num and compressed_feature_num must be at least 1, got "
-                f"{lcb_feature_num}, {fmb_feature_num}, {compressed_feature_num}"
-            )
         self.out_fields = lcb_feature_num + fmb_feature_num
         self.linear = LinearCompression(fields, lcb_feature_num)
         self.products = FactorizationBlock(
@@ -110,3 +107,6 @@ class WuKongLayer(nn.Module):
         """[rows, out_fields, dim] of x [rows, fields, dim]."""
         both = torch.cat([self.products(x), self.linear(x)], dim=1)
         return self.norm(both + self.residual(x))  # type: ignore[no-any-return]
+
+
+WuKongLayerSettings = Annotated[Mapping[str, Any], SettingsOf(WuKongLayer)]

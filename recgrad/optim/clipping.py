@@ -48,7 +48,7 @@ class GradientClipping:
             they count once; of sparse ones every process holds a share.
     """
 
-    clipping_type: Literal["norm", "value", "none"] = "none"
+    clipping_type: Literal["none", "norm", "value"] = "none"
     max_gradient: Positive = 1.0
     norm_type: Annotated[float, Range("(0, ∞]")] = 2.0
     enable_global_grad_clip: bool = False

@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 from recgrad.config.messages import chosen, to_kwargs
 from recgrad.config.patterns import assign_by_pattern
 from recgrad.errors import ConfigError, Problem, RecgradError
+from recgrad.limits import required_of
 from recgrad.optim.dense import DENSE_OPTIMIZERS
 from recgrad.optim.dense.optimizer import Factory
 from recgrad.optim.part import OptimizerPart, averages_weights, check_momentum
 from recgrad.optim.roles import NOT_ADAPTED, NOT_DECAYED, Role, guess_roles
 from recgrad.optim.schedules import Schedule, build_schedules
-from recgrad.optim.schedules.schedule import required_arguments
 
 FALLBACK = "fallback_"
 
@@ -98,7 +98,8 @@ def _build_section(section: _Section, roles: Mapping[str, Role]) -> list[Optimiz
     where = f"{section.where}.{kind}"
     factory = DENSE_OPTIMIZERS[kind]
     options = config_options(message)
-    if not getattr(factory, "hidden_matrices_only", False):
+    other = getattr(factory, "fallback", None)
+    if other is None:
         return [_build_part(section, section.name, section.parameters, roles, factory, options, where)]
 
     own = {key: value for key, value in options.items() if not key.startswith(FALLBACK)}
@@ -116,9 +117,8 @@ def _build_section(section: _Section, roles: Mapping[str, Role]) -> list[Optimiz
         )
     parts = [_build_part(section, section.name, hidden, roles, factory, own, where)]
     if rest:
-        adamw = DENSE_OPTIMIZERS["adamw_optimizer"]
         name = f"{section.name}.fallback"
-        parts.append(_build_part(section, name, rest, roles, adamw, fallback, where, reference=own.get("lr")))
+        parts.append(_build_part(section, name, rest, roles, other, fallback, where, reference=own.get("lr")))
     return parts
 
 
@@ -159,7 +159,7 @@ def _build_part(
 
 
 def _make(factory: Factory, groups: list[dict[str, Any]], options: dict[str, Any], where: str) -> Optimizer:
-    missing = required_arguments(factory) - set(options)
+    missing = set(required_of(factory)) - set(options)
     if missing:
         raise ConfigError(Problem(f"{where}.{field}", "is not set") for field in sorted(missing))
     try:

@@ -74,7 +74,7 @@ def _dense_rates(kind: str, message: Any) -> Iterator[tuple[str, float, bool]]:
     own = {key: value for key, value in options.items() if not key.startswith(FALLBACK)}
     probe = OptimizerPart("", factory([torch.nn.Parameter(torch.ones(2, 2))], **own), _CYCLED)
     yield "", probe.base_rates[0], probe.cycles_momentum
-    if getattr(factory, "hidden_matrices_only", False):
+    if getattr(factory, "fallback", None) is not None:
         yield ".fallback", options[f"{FALLBACK}lr"], True
 
 

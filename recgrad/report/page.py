@@ -18,6 +18,7 @@ from recgrad.config.load import CONFIG_FILE
 from recgrad.data.loader import build_loader
 from recgrad.errors import RecgradError, whole_path
 from recgrad.metrics.pairs import Floats, Ints
+from recgrad.models.targets import find_targets
 from recgrad.report import plots, summary
 from recgrad.report.diagnostics import auc_by_group_size, calibration_curve
 from recgrad.training.checkpoint.staging import write_file_atomically
@@ -201,7 +202,12 @@ def _predictions(
     trained = load_trained(load_config(folder / CONFIG_FILE), folder, device=device)
     config, task, features = trained.config, trained.task, trained.features
     loader = build_loader(
-        config, config.eval_input_path, features=features, training=False, pin=device.type == "cuda"
+        config,
+        config.eval_input_path,
+        features=features,
+        targets=find_targets(config),
+        training=False,
+        pin=device.type == "cuda",
     )
     binary = [spec for spec in task.model.tasks if spec.num_class <= 2 and not spec.retrieval]
     scores: dict[str, list[Floats]] = {spec.name: [] for spec in binary}

@@ -20,6 +20,7 @@ from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import RecgradError
 from recgrad.models.build import build_model
 from recgrad.models.table_kernels import kernels_of_tables
+from recgrad.models.targets import find_targets
 from recgrad.optim.averaging import ReestimatedBatchNorm
 from recgrad.optim.clipping import reduce_over_processes
 from recgrad.optim.from_config import build_updater
@@ -108,11 +109,14 @@ def build_training(config: PipelineConfig, processes: Processes | None = None) -
     if updater.watches and not config.eval_input_path:
         raise RecgradError("train_config: a schedule waits for evaluations; set eval_input_path")
 
+    targets = find_targets(config)
+
     def loader(path: str, training: bool) -> Loader:
         return build_loader(
             config,
             path,
             features=features,
+            targets=targets,
             training=training,
             seed=settings.seed,
             rank=processes.rank,

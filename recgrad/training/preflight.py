@@ -15,6 +15,7 @@ from recgrad.data.check import check_data
 from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
 from recgrad.errors import ConfigError, Problem, RecgradError
+from recgrad.models.targets import find_targets
 from recgrad.training.processes import read_environment
 
 ConfigSource = str | Path | Mapping[str, Any] | PipelineConfig
@@ -123,10 +124,13 @@ def _effective(
 def _check_with_data(config: PipelineConfig, locations: Locations, sample_rows: int) -> Report:
     """What the data show: bad columns and rows, and hints that depend on their number."""
     features = features_of(config)
-    problems = check_data(config, features, sample_rows=sample_rows)
+    targets = find_targets(config)
+    problems = check_data(config, features, targets, sample_rows=sample_rows)
     rows = None
     if not problems:
-        loader = build_loader(config, config.train_input_path, features=features, training=True)
+        loader = build_loader(
+            config, config.train_input_path, features=features, targets=targets, training=True
+        )
         rows = loader.num_rows
     report = check_config(config, locations=locations, rows=rows)
     return replace(report, problems=[*report.problems, *_located(problems, locations)])

@@ -21,6 +21,7 @@ from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
 from recgrad.data.position import FROM_WEIGHTS
 from recgrad.errors import RecgradError, system_reason, whole_path
+from recgrad.models.targets import find_targets
 from recgrad.training.assembly import (
     Training,
     build_hooks,
@@ -163,6 +164,7 @@ def evaluate(
         effective,
         effective.eval_input_path,
         features=trained.features,
+        targets=find_targets(effective),
         training=False,
         pin=chosen.type == "cuda",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
-from recgrad.check import Report, check_rules
+from recgrad.check import Report, check_config, check_rules
 from recgrad.config import PipelineConfig, edit_config, load_config
 
 MODELS = Path(__file__).parents[1] / "models" / "configs"
@@ -52,14 +52,17 @@ def whole() -> Callable[[str], PipelineConfig]:
 
 @pytest.fixture
 def problems(config: PipelineConfig, example: Callable[[str], Path]) -> Callable[..., list[str]]:
-    """The problems of the DeepFM config, or of another example, after edits."""
+    """The problems of the DeepFM config, or of another example, after edits; `build` builds it too."""
 
-    def check(edits: dict[str, object], base: str | None = None, **options: object) -> list[str]:
+    def problems(
+        edits: dict[str, object], base: str | None = None, build: bool = False, **options: object
+    ) -> list[str]:
         message = config if base is None else load_config(example(base))
-        report: Report = check_rules(edit_config(message, edits), **options)  # type: ignore[arg-type]
+        check = check_config if build else check_rules
+        report: Report = check(edit_config(message, edits), **options)  # type: ignore[operator]
         return [str(problem) for problem in report.problems]
 
-    return check
+    return problems
 
 
 @pytest.fixture

@@ -13,6 +13,9 @@ from recgrad.check import hints as thumb
 from recgrad.check import schedule_hints as schedule_thumb
 from recgrad.check.hints import usual_decay
 from recgrad.config import edit_config, load_with_locations
+from recgrad.optim.dense import DENSE_OPTIMIZERS
+from recgrad.optim.schedules import step_decay
+from recgrad.optim.sparse import SPARSE_OPTIMIZERS
 
 DATA = Path(__file__).parents[1] / "config" / "data"
 Hints = Callable[..., list[str]]
@@ -204,7 +207,10 @@ def test_the_rules_of_thumb_are_on_their_pages() -> None:
     """What the hints go by is what the pages say."""
     docs = Path(__file__).resolve().parents[2] / "docs"
     optimizers, schedules = ((docs / name).read_text() for name in ("optimizers.md", "schedules.md"))
-    for low, high in {**thumb._USUAL_RATES, "sgd": thumb._SGD, "momentum": thumb._SGD_MOMENTUM}.values():
+    known = [*DENSE_OPTIMIZERS.items(), *SPARSE_OPTIMIZERS.items()]
+    rates = [factory.usual_rates for _, factory in known if hasattr(factory, "usual_rates")]
+    assert len(rates) > 10
+    for low, high in [usual.of({"momentum": share}) for usual in rates for share in (0, 0.9)]:
         assert f"{low:g} … {high:g}" in optimizers
     for factor in (
         thumb.FINE_TUNING_RATE,
@@ -219,7 +225,7 @@ def test_the_rules_of_thumb_are_on_their_pages() -> None:
         schedule_thumb.FINE_TUNING_WARMUP,
     ):
         assert (f"{low:.0%}" if low == high else f"{low * 100:.0f}–{high:.0%}") in schedules
-    for low, high in (schedule_thumb.STEP_SIZES, schedule_thumb.STEP_GAMMAS):
+    for low, high in (step_decay.STEP_SIZES, step_decay.STEP_GAMMAS):
         assert f"{low:g}–{high:g}" in schedules
 
 

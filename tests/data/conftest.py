@@ -12,6 +12,7 @@ from google.protobuf import text_format
 
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data import Loader, build_features, build_loader
+from recgrad.models.targets import find_targets
 
 FEATURES = """
 feature_configs { raw_feature { feature_name: "price" expression: "item:price" } }
@@ -105,6 +106,7 @@ def open_loader() -> Callable[..., Loader]:
             config.feature_configs, fg_mode=mode, multival_sep=config.data_config.fg_encoded_multival_sep
         )
         kwargs = {"training": True, "carry_columns": ("id",), **kwargs}
+        kwargs.setdefault("targets", find_targets(config))
         return build_loader(config, path, features=built, **kwargs)
 
     return build

@@ -7,6 +7,7 @@ import pytest
 
 from recgrad.data import build_features
 from recgrad.data.check import check_data
+from recgrad.models.targets import find_targets
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def check(make_config):
         config.train_input_path = str(train)
         config.eval_input_path = str(evaluation or train)
         features = build_features(config.feature_configs, fg_mode="FG_DAG", multival_sep="\x03")
-        return [str(problem) for problem in check_data(config, features, **kwargs)]
+        return [str(problem) for problem in check_data(config, features, find_targets(config), **kwargs)]
 
     return run
 

@@ -235,7 +235,7 @@ def test_only_needed_columns_are_read(write_rows, open_loader, monkeypatch):
         write_rows([10]),
         "batch_size: 4 num_workers: 0 label_fields: 'label'",
         carry_columns=(),
-        need_labels=False,
+        targets=None,
     )
     list(loader.epoch())
     assert set(asked) == {("price", "cat", "tags", "clicks")}

@@ -227,11 +227,15 @@ import sys, json
 from google.protobuf import text_format
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data import Position, build_features, build_loader
+from recgrad.models.targets import find_targets
 
 config, path, saved, out = sys.argv[1:5]
 config = text_format.Parse(open(config).read(), PipelineConfig())
 features = build_features(config.feature_configs, fg_mode="FG_DAG", multival_sep="\\x03")
-loader = build_loader(config, path, features=features, training=True, seed=4, carry_columns=["id"])
+targets = find_targets(config)
+loader = build_loader(
+    config, path, features=features, targets=targets, training=True, seed=4, carry_columns=["id"]
+)
 try:
     position = Position.from_json(open(saved).read())
 except FileNotFoundError:

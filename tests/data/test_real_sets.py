@@ -15,6 +15,7 @@ from google.protobuf import text_format
 from recgrad.config.proto.data_pb2 import FgMode
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data import Loader, build_features, build_loader
+from recgrad.models.targets import find_targets
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -25,7 +26,9 @@ def open_example(name: str, path: Path, *, training: bool = False, **kwargs: obj
     features = build_features(
         config.feature_configs, fg_mode=FgMode.Name(data.fg_mode), multival_sep=data.fg_encoded_multival_sep
     )
-    return build_loader(config, str(path), features=features, training=training, **kwargs)
+    return build_loader(
+        config, str(path), features=features, targets=find_targets(config), training=training, **kwargs
+    )
 
 
 @pytest.mark.parametrize("name", ["kuairand_deepfm.config", "kuairand_mmoe.config"])

@@ -168,7 +168,7 @@ def test_the_table_is_loaded_once(two_towers, open_loader):
 def test_prediction_samples_nothing(two_towers, open_loader):
     clicks, items = two_towers
     loader = open_loader(
-        clicks, sampler_text(items), features=FEATURES, model=MODEL, training=False, need_labels=False
+        clicks, sampler_text(items), features=FEATURES, model=MODEL, training=False, targets=None
     )
     assert next(iter(loader.epoch())).negatives is None
 

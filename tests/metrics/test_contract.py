@@ -246,7 +246,7 @@ def test_every_export_exists():
         ("auc {}", 3, "use multiclass_auc"),
         ("multiclass_auc {}", 1, "use auc"),
         ("multiclass_auc { average: 'micro' }", 3, "average must be one of"),
-        ("accuracy { threshold: 0.3 }", 3, "threshold is for binary tasks"),
+        ("accuracy { threshold: 0.3 }", 3, "threshold is for num_class 1 or 2"),
         ("accuracy { top_k: 2 }", 1, "top_k"),
         ("accuracy { top_k: 2 }", 2, "top_k"),
         ("recall_at_k { top_k: 0 }", 1, "metrics.recall_at_k: top_k must be at least 1, got 0"),

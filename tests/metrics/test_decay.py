@@ -191,7 +191,7 @@ def test_calling_it_returns_the_decayed_value():
         ("auc {} decay_rate: 1.5", r"^train_metrics.auc: decay_rate must be in \[0, 1\), got 1.5"),
         ("log_loss {} decay_step: 0", "^train_metrics.log_loss: decay_step must be at least 1, got 0"),
         ("log_loss { eps: 0.5 }", r"^train_metrics.log_loss: eps must be in \(0, 0.5\), got 0.5"),
-        ("accuracy { top_k: 2 }", "^train_metrics.accuracy: top_k is for more than one class"),
+        ("accuracy { top_k: 2 }", "^train_metrics.accuracy: top_k must be at most 1 with num_class 1"),
         ("", "no metric is set"),
     ],
 )

@@ -254,17 +254,17 @@ def test_a_model_of_ones_own(build, batch, monkeypatch):
 
 MORE = "feature_groups { group_name: 'more' feature_names: 'a' group_type: DEEP }"
 REFUSED = """
-deepfm          | MORE | does not use more
-deepfm          | MORE variational_dropout {} | does not use more
-dcn_v1          | MORE | takes one DEEP group
+deepfm          | MORE | does not read a group 'more'
+deepfm          | MORE variational_dropout {} | does not read a group 'more'
+dcn_v1          | MORE | takes one group
 deepfm          | num_class: 3 | binary_cross_entropy needs 1, got 3
 deepfm          | losses { softmax_cross_entropy {} } | needs at least 2, got 1
 deepfm          | losses { jrc_loss { session_name: 's' } } | different numbers of logits
 deepfm          | deepfm { deep { use_bn: true use_ln: true } } | model_config.deepfm: use_bn and use_ln
-mmoe            | mmoe { num_expert: 0 } | at least 1 expert
+mmoe            | mmoe { num_expert: 0 } | num_expert must be in [1, 10000]
 mmoe            | mmoe { TOWER 'x' label_name: 'l' num_class: 2 losses { l2_loss {} } } } | l2_loss needs 1
 dlrm            | dlrm { dense_mlp { hidden_units: 3 } } | end as wide as an embedding
-dssm            | dssm { temperature: 0 } | temperature must be above 0
+dssm            | dssm { temperature: 0 } | temperature must be greater than 0
 ple             | ple { extraction_networks { network_name: 'l1' EXPERTS } } | 'l1' twice
 dbmtl           | dbmtl { TOWER 'x' label_name: 'l' relation_tower_names: 'ctr' } } | need a relation_mlp
 dbmtl           | dbmtl { TOWER 'x' label_name: 'l' RELATION 'y' } } | must be towers, got 'y'
@@ -272,8 +272,8 @@ dbmtl           | dbmtl { TOWER 'x' label_name: 'l' RELATION 'x' } } | circle
 pepnet          | pepnet { task_domain_num: 3 } | needs a domain_input_name
 mask_net        | mask_net { MODULE { mask_block { aggregation_dim: 3 reduction_ratio: 0.5 } } } | exclude
 multi_tower     | multi_tower { towers { input: 'user' } } | 'user' twice
-multi_tower     | multi_tower { towers { input: 'usr' } } | group 'usr' does not exist
-multi_tower_din | multi_tower_din { towers { input: 'hist' } } | is a sequence group
+multi_tower     | multi_tower { towers { input: 'usr' } } | no feature group 'usr'
+multi_tower_din | multi_tower_din { towers { input: 'hist' } } | needs the group 'hist' to be DEEP
 xdeepfm         | xdeepfm { wide_init_fn: 'nn.init.nothing_' } | nothing_
 """
 SHORT = {

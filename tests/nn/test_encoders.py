@@ -256,13 +256,13 @@ def test_padding_is_never_seen():
     [
         ("din_encoder", 5, {}, "of width 1 to 4"),
         ("din_encoder", 0, {}, "needs a query"),
-        ("din_encoder", 4, {"attn_mlp": {"hidden_units": []}}, "at least one hidden layer"),
+        ("din_encoder", 4, {"attn_mlp": {"hidden_units": []}}, "attn_mlp.hidden_units is empty"),
         ("multi_window_din_encoder", 4, {"windows_len": []}, "windows_len"),
         ("simple_attention", 3, {}, "as wide as a position"),
-        ("pooling_encoder", 4, {"pooling_type": "max"}, "'mean' or 'sum'"),
+        ("pooling_encoder", 4, {"pooling_type": "max"}, "'mean', 'sum'"),
         ("pooling_encoder", 4, {"max_seq_length": -1}, "at least 0"),
         ("self_attention_encoder", 4, {"multihead_attn_dim": 9}, "multiple of num_heads"),
-        ("self_attention_encoder", 4, {"num_heads": 0}, "multiple of num_heads, got . and 0"),
+        ("self_attention_encoder", 4, {"num_heads": 0}, "num_heads must be at least 1"),
     ],
 )
 def test_refusals(name, query_dim, params, message):

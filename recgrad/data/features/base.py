@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,12 +39,25 @@ _TABLE_SETTINGS = (
 SIDES = ("user", "item", "context", "feature", "const")
 
 
+INPUT_FIELDS = ("expression", "map", "key", "nested_map", "pkey", "skey", "query", "title", "document")
+"""Fields that say where a feature's values come from."""
+
+
 class Feature:
     """A feature of one kind: what it reads, how it is encoded, and what models see of it.
 
     A kind overrides `expressions` (its inputs), `build_output` (its last step) and, unless it
     passes its one input on, `transform`.
+
+    Attributes:
+        makes_ids: it has ids whatever its settings; others have floats unless a setting makes ids of them.
+        input_fields: the fields of its message that say where values come from.
+        combiners: the words that its `combiner` may be.
     """
+
+    makes_ids: ClassVar[bool] = False
+    input_fields: ClassVar[tuple[str, ...]] = INPUT_FIELDS
+    combiners: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def build(cls, config: Any, setting: Setting) -> list[Feature]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,8 @@ from recgrad.data.features.text import Mask, Text
 @FEATURES.register("sequence_bool_mask_feature")
 class BoolMaskFeature(Feature):
     """Ids of the values whose mask is true; a mask holds booleans, numbers (0 is false) or true/false."""
+
+    makes_ids: ClassVar[bool] = True
 
     def expressions(self) -> list[Input]:
         """The values and the mask."""

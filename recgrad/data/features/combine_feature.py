@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from recgrad.data.features.buckets import Vocabulary
 from recgrad.data.features.columns import Bags
 from recgrad.data.features.config import bucket_setting, floats_output, ids_output, separator_of
 from recgrad.data.features.frame import Input, Scope
-from recgrad.data.features.keys import check_combiner, combine, texts_of
+from recgrad.data.features.keys import COMBINERS, check_combiner, combine, texts_of
 from recgrad.data.features.outputs import FloatOutput, IdOutput, numbers_of
 from recgrad.data.features.registry import FEATURES
 from recgrad.data.features.text import Text
@@ -26,6 +26,8 @@ class CombineFeature(Feature):
     Words that value_map does not know hold no number. With num_buckets the result is cut to an
     integer, towards zero.
     """
+
+    combiners: ClassVar[tuple[str, ...]] = COMBINERS
 
     def expressions(self) -> list[Input]:
         """The one column."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from recgrad.data.hashing import Ints
 @FEATURES.register("sequence_combo_feature")
 class ComboFeature(Feature):
     """Ids of `a_b` for each value a of the first column and b of the second, and so on."""
+
+    makes_ids: ClassVar[bool] = True
 
     def expressions(self) -> list[Input]:
         """Two columns or more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from recgrad.data.features.text import Mask
 @FEATURES.register("sequence_expr_feature")
 class ExprFeature(Feature):
     """An expression over variables; a row where one is missing takes the default value."""
+
+    input_fields: ClassVar[tuple[str, ...]] = ("variables",)
 
     def expressions(self) -> list[Input]:
         """The variables."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from recgrad.data.features.base import Feature
 from recgrad.data.features.config import ids_output, separator_of
 from recgrad.data.features.frame import Input
@@ -13,6 +15,8 @@ from recgrad.data.features.registry import FEATURES
 @FEATURES.register("sequence_id_feature")
 class IdFeature(Feature):
     """Ids of a column's values by num_buckets, hash or vocabulary."""
+
+    makes_ids: ClassVar[bool] = True
 
     @property
     def weighted(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from recgrad.data.features.buckets import Report
 from recgrad.data.features.columns import Bags, take_values
 from recgrad.data.features.config import bucket_setting, floats_output, ids_output, separator_of
 from recgrad.data.features.frame import Input, Pairs, Scope
-from recgrad.data.features.keys import check_combiner, combine, find_in_bags, keys_of, texts_of
+from recgrad.data.features.keys import COMBINERS, check_combiner, combine, find_in_bags, keys_of, texts_of
 from recgrad.data.features.outputs import BagIndex, FloatOutput, IdOutput, numbers_of
 from recgrad.data.features.registry import FEATURES
 from recgrad.data.features.text import Text, cut, join
@@ -24,6 +24,8 @@ class LookupFeature(Feature):
 
     A map is a map column or text of `key:value` items between \\x1d; of equal keys the last holds.
     """
+
+    combiners: ClassVar[tuple[str, ...]] = (*COMBINERS, "")  # or the values as they are
 
     def expressions(self) -> list[Input]:
         """The map and the key."""

@@ -17,7 +17,8 @@ def leaves_unused(config: PipelineConfig) -> bool:
     """Whether the model takes the items of other rows as negatives, so that drawn ones would not be used."""
     model = config.model_config.WhichOneof("model")
     in_batch = model is not None and getattr(getattr(config.model_config, model), "in_batch_negative", False)
-    return bool(in_batch) and config.data_config.WhichOneof("sampler") not in (None, "in_batch_sampler")
+    sampler = SAMPLERS.get(str(config.data_config.WhichOneof("sampler")))
+    return bool(in_batch) and sampler is not None and sampler.draws != "rows"
 
 
 def provided_features(config: PipelineConfig, features: Sequence[Feature]) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from recgrad.data.samplers.exclusion import excluded_pairs
 from recgrad.data.samplers.item_side import ItemSide, Own, build_items, check_items
 from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler
 from recgrad.errors import ConfigError, DataError, Problem
+from recgrad.limits import FILLED
 
 Ints = npt.NDArray[np.int64]
 
@@ -38,6 +39,12 @@ class CatalogueSampler(Sampler):
         seed: what draws depend on, with the place of the batch.
     """
 
+    class Settings(TypedDict, total=False):
+        """The fields of its message that have limits."""
+
+        attr_fields: Annotated[Sequence[str], FILLED]
+
+    draws: ClassVar[Literal["items", "rows", "all"]] = "all"
     config_name: ClassVar[str] = "catalogue_sampler"
 
     def __init__(self, items: ItemSide, *, count: int = 0, seed: int = 0) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,8 @@ class InBatchSampler(Sampler):
         items: items with weights; None where no probability is needed.
         positives: edges whose items a row of their user is not compared with.
     """
+
+    draws: ClassVar[Literal["items", "rows", "all"]] = "rows"
 
     def __init__(
         self,

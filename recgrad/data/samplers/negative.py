@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,8 @@ from recgrad.data.samplers.hard_items import HardItems, build_hard_items
 from recgrad.data.samplers.item_side import ItemSide, Own, build_items, check_items
 from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler
 from recgrad.data.samplers.user_edges import UserEdges, build_user_edges
-from recgrad.errors import ConfigError, Problem
+from recgrad.errors import ConfigError
+from recgrad.limits import FILLED, Count
 
 Ints = npt.NDArray[np.int64]
 
@@ -43,6 +44,13 @@ class NegativeSampler(Sampler):
         positives: edges whose items a row of their user is not compared with.
         hard: edges whose items a row of their user is compared with in addition.
     """
+
+    class Settings(TypedDict, total=False):
+        """The fields of its message that have limits."""
+
+        num_sample: Count
+        num_hard_sample: Count
+        attr_fields: Annotated[Sequence[str], FILLED]
 
     item_path: ClassVar[str] = "input_path"
     config_name: ClassVar[str] = "negative_sampler"
@@ -74,11 +82,6 @@ class NegativeSampler(Sampler):
         """Refuse settings without meaning, and attributes that no feature reads."""
         where = f"data_config.{cls.config_name}"
         problems = []
-        for field in ("num_sample", "num_hard_sample"):
-            if getattr(config, field, 1) < 1:
-                problems.append(
-                    Problem(f"{where}.{field}", f"must be at least 1, got {getattr(config, field)}")
-                )
         problems += check_items(config, where, features)
         if problems:
             raise ConfigError(problems)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict
 
 import pyarrow as pa
 
@@ -37,9 +37,16 @@ class Sampler(ABC):
 
     Attributes:
         columns: the columns of the data that it reads.
+        draws: items that are drawn, those of the batch's own rows, or all that there are.
+        Settings: the fields of its message, with limits in their types.
     """
 
     columns: tuple[str, ...]
+    draws: ClassVar[Literal["items", "rows", "all"]] = "items"
+    settings_method: ClassVar[str] = "Settings"
+
+    class Settings(TypedDict, total=False):
+        """The fields of its message that have limits."""
 
     @classmethod
     def provides(cls, config: Any, features: Sequence[Feature]) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from recgrad.data.samplers.tables import is_hashed
 from recgrad.data.samplers.tree import Tree, build_tree, draw_nodes
 from recgrad.data.taking import beside, take_rows
 from recgrad.errors import ConfigError, DataError, Problem
+from recgrad.limits import FILLED, Range
 
 Ints = npt.NDArray[np.int64]
 _NODES, _LEVELS = 13, 14
@@ -59,6 +60,13 @@ class TDMSampler(Sampler):
         remain_ratio: the share of inner levels that a batch keeps.
         probability_type: which levels are likely to be kept: UNIFORM, ARITHMETIC or RECIPROCAL.
     """
+
+    class Settings(TypedDict, total=False):
+        """The fields of its message that have limits."""
+
+        attr_fields: Annotated[Sequence[str], FILLED]
+        layer_num_sample: Annotated[Sequence[int], FILLED]
+        remain_ratio: Annotated[float, Range("(0, 1]")]
 
     config_name: ClassVar[str] = "tdm_sampler"
 

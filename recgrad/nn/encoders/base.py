@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from recgrad.errors import nearest
+from recgrad.limits import Size
 from recgrad.nn.jagged import Segments, truncate
 from recgrad.registry import Registry
 
@@ -53,11 +54,11 @@ class SequenceEncoder(nn.Module):
     """Whether the constructor takes `fields`, a `SequenceFields`."""
 
     out_features: int
+    self_attention: ClassVar[bool] = False
+    """Whether positions look at each other, which makes early steps unstable."""
 
-    def __init__(self, query_dim: int, sequence_dim: int, max_seq_length: int = 0) -> None:
+    def __init__(self, query_dim: int, sequence_dim: int, max_seq_length: Size = 0) -> None:
         super().__init__()
-        if max_seq_length < 0:
-            raise ValueError(f"max_seq_length must be at least 0, got {max_seq_length}")
         self.query_dim = query_dim
         self.sequence_dim = sequence_dim
         self.max_seq_length = max_seq_length

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recgrad.limits import Size
 from recgrad.nn.encoders.base import ENCODERS, SequenceEncoder, check_query
 from recgrad.nn.jagged import Segments, repeat_rows, segment_softmax, segment_sum
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
 @ENCODERS.register("din_encoder")
@@ -30,7 +28,7 @@ class DINEncoder(SequenceEncoder):
     """
 
     def __init__(
-        self, query_dim: int, sequence_dim: int, attn_mlp: Mapping[str, Any], max_seq_length: int = 0
+        self, query_dim: int, sequence_dim: int, attn_mlp: MLPSettings, max_seq_length: Size = 0
     ) -> None:
         super().__init__(query_dim, sequence_dim, max_seq_length)
         check_query("din_encoder", query_dim, sequence_dim)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recgrad.limits import FILLED, Count
 from recgrad.nn.encoders.base import ENCODERS, SequenceEncoder, check_query
 from recgrad.nn.jagged import Segments, repeat_rows, segment_sum
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
 @ENCODERS.register("multi_window_din_encoder")
@@ -33,12 +34,14 @@ class MultiWindowDINEncoder(SequenceEncoder):
     bounds: Tensor
 
     def __init__(
-        self, query_dim: int, sequence_dim: int, windows_len: Sequence[int], attn_mlp: Mapping[str, Any]
+        self,
+        query_dim: int,
+        sequence_dim: int,
+        windows_len: Annotated[Sequence[Count], FILLED],
+        attn_mlp: MLPSettings,
     ) -> None:
         super().__init__(query_dim, sequence_dim)
         check_query("multi_window_din_encoder", query_dim, sequence_dim)
-        if not windows_len or min(windows_len) < 1:
-            raise ValueError(f"windows_len must be lengths of at least 1, got {list(windows_len)}")
         self.windows = len(windows_len)
         self.out_features = sequence_dim * (self.windows + 1)
         self.mlp = MLP(3 * sequence_dim, **attn_mlp)

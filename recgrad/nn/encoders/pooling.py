@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor
 
+from recgrad.limits import Size
 from recgrad.nn.encoders.base import ENCODERS, SequenceEncoder
 from recgrad.nn.jagged import Segments, segment_mean, segment_sum
 
@@ -20,11 +23,13 @@ class PoolingEncoder(SequenceEncoder):
     """
 
     def __init__(
-        self, query_dim: int, sequence_dim: int, pooling_type: str = "mean", max_seq_length: int = 0
+        self,
+        query_dim: int,
+        sequence_dim: int,
+        pooling_type: Literal["mean", "sum"] = "mean",
+        max_seq_length: Size = 0,
     ) -> None:
         super().__init__(query_dim, sequence_dim, max_seq_length)
-        if pooling_type not in ("mean", "sum"):
-            raise ValueError(f"pooling_type must be 'mean' or 'sum', got '{pooling_type}'")
         self.pool = segment_mean if pooling_type == "mean" else segment_sum
         self.out_features = sequence_dim
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
+from recgrad.limits import Count, Share, Size
 from recgrad.nn.encoders.base import ENCODERS, SequenceEncoder
 from recgrad.nn.jagged import Segments, pad
 
@@ -27,19 +30,21 @@ class SelfAttentionEncoder(SequenceEncoder):
         max_seq_length: only the first so many positions are used; 0 for all.
     """
 
+    self_attention: ClassVar[bool] = True
+
     def __init__(
         self,
         query_dim: int,
         sequence_dim: int,
-        multihead_attn_dim: int = 512,
-        num_heads: int = 8,
-        dropout: float = 0.0,
-        max_seq_length: int = 0,
+        multihead_attn_dim: Count = 512,
+        num_heads: Count = 8,
+        dropout: Share = 0.0,
+        max_seq_length: Size = 0,
     ) -> None:
         super().__init__(query_dim, sequence_dim, max_seq_length)
         dim = multihead_attn_dim
-        if num_heads < 1 or dim < 1 or dim % num_heads:
-            raise ValueError(f"multihead_attn_dim must be a multiple of num_heads, got {dim} and {num_heads}")
+        if dim % num_heads:
+            raise ValueError(f"multihead_attn_dim {dim} is not a multiple of num_heads {num_heads}")
         self.out_features = dim
         self.query = nn.Linear(sequence_dim, dim)
         # A bias of the keys would shift all scores of a query alike, which softmax does not see.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from recgrad.limits import Size
 from recgrad.nn.encoders.base import ENCODERS, SequenceEncoder
 from recgrad.nn.jagged import Segments, repeat_rows, segment_softmax, segment_sum
 
@@ -18,7 +19,7 @@ class SimpleAttention(SequenceEncoder):
         max_seq_length: only the first so many positions are used; 0 for all.
     """
 
-    def __init__(self, query_dim: int, sequence_dim: int, max_seq_length: int = 0) -> None:
+    def __init__(self, query_dim: int, sequence_dim: int, max_seq_length: Size = 0) -> None:
         super().__init__(query_dim, sequence_dim, max_seq_length)
         if query_dim != sequence_dim:
             raise ValueError(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from torch.optim import Adagrad, Optimizer
 
 from recgrad.limits import Positive, Rate
+from recgrad.optim import usual_rates
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, fuse
 
 
 @DENSE_OPTIMIZERS.register("adagrad_optimizer")
+@usual_rates.ADAGRAD
 def adagrad(
     params: Params,
     *,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from torch.optim import AdamW, Optimizer
 
 from recgrad.limits import Positive, Rate, Share
+from recgrad.optim import usual_rates
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, fuse
 
 
 @DENSE_OPTIMIZERS.register("adamw_optimizer")
+@usual_rates.ADAM
 def adamw(
     params: Params,
     *,

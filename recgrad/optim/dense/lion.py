@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from recgrad.limits import Rate, Share
-from recgrad.optim import foreach
+from recgrad.optim import foreach, usual_rates
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 
 
 @DENSE_OPTIMIZERS.register("lion_optimizer")
+@usual_rates.LION
 class Lion(ForeachOptimizer):
     """Lion: w −= η(sign(β1·m + (1−β1)g) + λw), and only then m = β2·m + (1−β2)g.
 

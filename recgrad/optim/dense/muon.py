@@ -10,8 +10,9 @@ from torch import Tensor
 
 from recgrad.limits import Range, Rate, Share
 from recgrad.optim import foreach
+from recgrad.optim.dense.adamw import adamw
 from recgrad.optim.dense.foreach import ForeachOptimizer
-from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
+from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Factory, Params
 
 # Jordan et al.: the slope at 0 is steep, and five steps bring singular values to 0.7 … 1.2.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -36,7 +37,7 @@ class Muon(ForeachOptimizer):
             (Liu et al. 2025), or SPECTRAL √max(1, rows/cols).
     """
 
-    hidden_matrices_only: ClassVar[bool] = True
+    fallback: ClassVar[Factory] = staticmethod(adamw)
 
     def __init__(
         self,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from torch.optim import NAdam, Optimizer
 
 from recgrad.limits import Positive, Rate, Share
+from recgrad.optim import usual_rates
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, as_groups
 from recgrad.optim.eager import eager
 
 
 @DENSE_OPTIMIZERS.register("nadam_optimizer")
+@usual_rates.ADAM
 def nadam(
     params: Params,
     *,

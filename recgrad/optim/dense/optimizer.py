@@ -2,11 +2,12 @@
 
 An entry of the registry is a class or a function `(params, *, lr, …) -> Optimizer` whose
 keyword arguments are the fields of its config message, so that config and Python say the same.
-It may carry two attributes that the grouping of parameters reads:
+It may carry attributes that the grouping of parameters and the check read:
 
-- `hidden_matrices_only = True`: what is not a hidden matrix goes to AdamW, built from the
+- `fallback`: what is not a hidden matrix goes to this one (AdamW), built from the
   message's `fallback_*` fields (Muon, SOAP);
-- `excluded_options`: options of the parameter group that biases and norm scales are put in (LARS).
+- `excluded_options`: options of the parameter group that biases and norm scales are put in (LARS);
+- `usual_rates`: the learning rates that are usual for it, which a hint of the check compares.
 """
 
 from __future__ import annotations

@@ -8,13 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from recgrad.limits import Positive, Rate, Share
-from recgrad.optim import foreach
+from recgrad.optim import foreach, usual_rates
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.moments import decay_weights, no_moments, update_moments
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
 
 
 @DENSE_OPTIMIZERS.register("radam_optimizer")
+@usual_rates.ADAM
 class RAdam(ForeachOptimizer):
     """RAdam: Adam whose steps are held back while v rests on few gradients.
 

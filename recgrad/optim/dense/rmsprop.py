@@ -5,11 +5,13 @@ from __future__ import annotations
 from torch.optim import Optimizer, RMSprop
 
 from recgrad.limits import Fraction, Positive, Rate, Share
+from recgrad.optim import usual_rates
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, as_groups
 from recgrad.optim.eager import eager
 
 
 @DENSE_OPTIMIZERS.register("rmsprop_optimizer")
+@usual_rates.ADAM
 def rmsprop(
     params: Params,
     *,

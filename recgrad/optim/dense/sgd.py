@@ -7,10 +7,12 @@ from typing import Any
 from torch.optim import SGD, Optimizer
 
 from recgrad.limits import Fraction, Rate, Share
+from recgrad.optim import usual_rates
 from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params, fuse
 
 
 @DENSE_OPTIMIZERS.register("sgd_optimizer")
+@usual_rates.SGD
 def sgd(
     params: Params,
     *,
@@ -32,6 +34,8 @@ def sgd(
         fused: torch's fused kernel; left out, wherever it is right.
         foreach: torch's loop over operations (true) or over tensors (false) in its place.
     """
+    if nesterov and (not momentum or dampening):
+        raise ValueError("nesterov needs a momentum above 0 and no dampening")
     optimizer = fuse(
         SGD,
         params,

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from recgrad.limits import Count, Positive, Rate, Share, Size
 from recgrad.optim import foreach
+from recgrad.optim.dense.adamw import adamw
 from recgrad.optim.dense.foreach import ForeachOptimizer
 from recgrad.optim.dense.moments import no_moments
-from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Params
+from recgrad.optim.dense.optimizer import DENSE_OPTIMIZERS, Factory, Params
 
 
 @DENSE_OPTIMIZERS.register("soap_optimizer")
@@ -34,7 +35,7 @@ class Soap(ForeachOptimizer):
         shampoo_beta: the average of L and R; beta2 when left out.
     """
 
-    hidden_matrices_only: ClassVar[bool] = True
+    fallback: ClassVar[Factory] = staticmethod(adamw)
 
     def __init__(
         self,

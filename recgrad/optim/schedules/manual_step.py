@@ -36,17 +36,24 @@ class ManualStep(Schedule):
         super().__post_init__()
         self.schedule_sizes, self.learning_rates = tuple(self.schedule_sizes), tuple(self.learning_rates)
         sizes, rates = self.schedule_sizes, self.learning_rates
-        if not sizes or len(sizes) != len(rates):
+        if not sizes and not rates:
+            raise ValueError("schedule_sizes and learning_rates are empty; give at least one of each")
+        if len(sizes) != len(rates):
             raise ValueError(
-                "schedule_sizes and learning_rates must have the same number of values, at least one each, "
-                f"got {len(sizes)} and {len(rates)}"
+                f"schedule_sizes and learning_rates must be as many, got {len(sizes)} and {len(rates)}"
             )
-        if any(a >= b for a, b in pairwise(sizes)):
-            raise ValueError(f"schedule_sizes must rise, got {list(sizes)}")
+        for i, (left, right) in enumerate(pairwise(sizes)):
+            if left >= right:
+                raise ValueError(f"schedule_sizes[{i + 1}] must rise, got {right} after {left}")
         if self.warmup and sizes[0] < 1:
-            raise ValueError(f"with warmup the first of schedule_sizes must be at least 1, got {sizes[0]}")
+            raise ValueError(f"schedule_sizes[0] must be at least 1 with warmup, got {sizes[0]}")
         if self.warmup and self.warmup_size:
-            raise ValueError(f"warmup and warmup_size exclude each other, got true and {self.warmup_size}")
+            raise ValueError("warmup and warmup_size are both set; keep one")
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether either of the two warm-ups is set."""
+        return self.warmup or super().warms_up
 
     def after_warmup(self, base: float, n: int) -> float:
         """Base while n ≤ s₁ (on the way to r₁ with `warmup`), then the last rᵢ with sᵢ < n."""

@@ -49,6 +49,11 @@ class OneCycle(Schedule):
                 f"base_momentum must be at most max_momentum {self.max_momentum}, got {self.base_momentum}"
             )
 
+    @property
+    def warms_up(self) -> bool:
+        """True: the cycle begins with a rise."""
+        return True
+
     def start(self, base: float) -> float:
         """max/div_factor."""
         return (self.max_lr or base) / self.div_factor

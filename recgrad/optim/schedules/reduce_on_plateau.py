@@ -44,6 +44,12 @@ class ReduceOnPlateau(Schedule):
     bad: int = field(default=0, init=False)
     cooling: int = field(default=0, init=False)
 
+    def __post_init__(self) -> None:
+        """Refuse a metric without a name."""
+        super().__post_init__()
+        if not self.metric:
+            raise ValueError("metric is empty; name the metric to watch")
+
     def after_warmup(self, base: float, n: int) -> float:
         """base·factor^reductions, not below min_lr."""
         return max(base * self.factor**self.reductions, min(base, self.min_lr))

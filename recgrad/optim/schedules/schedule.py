@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ from google.protobuf.message import Message
 
 from recgrad.config.messages import chosen, to_kwargs
 from recgrad.errors import ConfigError, Problem, RecgradError
-from recgrad.limits import Rate, Size, keep_limits
+from recgrad.limits import Rate, Size, keep_limits, required_of
 from recgrad.registry import Registry
 
 CUSTOM = "custom_learning_rate"
@@ -83,6 +82,24 @@ class Schedule(ABC):
         """Whether `momentum` says anything."""
         return False
 
+    @property
+    def warms_up(self) -> bool:
+        """Whether it begins below the rate that it reaches."""
+        return self.warmup_size > 0
+
+    @property
+    def moves(self) -> bool:
+        """Whether the rate changes at all."""
+        return True
+
+    def unusual(self, length: int | None) -> tuple[str, str] | None:
+        """A setting (or "") and what is unusual in it for a run of some length; None if nothing is.
+
+        Args:
+            length: in the unit that it counts; None if nobody knows.
+        """
+        return None
+
     def observe(self, value: float) -> bool:
         """Takes the value of `metric` after an evaluation; says whether the rate has changed."""
         return False
@@ -116,7 +133,7 @@ def build_schedule(message: Message, *, where: str = "learning_rate") -> Schedul
     if name == CUSTOM:
         return _build_custom(config, f"{where}.{name}")
     schedule = SCHEDULES[name]
-    missing = required_arguments(schedule) - set(to_kwargs(config))
+    missing = set(required_of(schedule)) - set(to_kwargs(config))
     if missing:
         raise ConfigError(
             Problem(f"{where}.{name}.{field}", "is not set, and has no default") for field in sorted(missing)
@@ -170,9 +187,3 @@ def build_schedules(config: Message, *, where: str) -> list[Schedule]:
         else build_schedule(part, where=f"{where}.part_optimizers[{i}]")
         for i, part in enumerate(message.part_optimizers)
     ]
-
-
-def required_arguments(component: Any) -> set[str]:
-    """The keyword arguments of a component that have no default."""
-    parameters = inspect.signature(component).parameters.values()
-    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}

@@ -32,18 +32,21 @@ class Sequence(Schedule):
         """Refuse stages without an end, or that count otherwise than the sequence."""
         self.stages = tuple(self.stages)
         if not self.stages:
-            raise ValueError("stages must have at least one stage, got none")
+            raise ValueError("stages is empty")
         for i, (size, schedule) in enumerate(self.stages):
             if size is None and i < len(self.stages) - 1:
-                raise ValueError(
-                    f"stages[{i}] must have a size: only the last stage may go without, got none"
-                )
+                raise ValueError(f"stages[{i}] must have a size: only the last stage may go without")
             if size is not None and size < 1:
-                raise ValueError(f"size of stages[{i}] must be at least 1, got {size}")
+                raise ValueError(f"stages[{i}].size must be at least 1, got {size}")
             if schedule.by_epoch and not self.by_epoch:
-                raise ValueError(f"by_epoch must be set on the sequence, got it on stages[{i}] alone")
+                raise ValueError("by_epoch belongs on the sequence; all stages count the same")
             if schedule.state_dict() or schedule.metric is not None:
                 raise ValueError(f"stages[{i}] must be a function of the step, got {type(schedule).__name__}")
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether the first stage does."""
+        return self.stages[0][1].warms_up
 
     def rate(self, base: float, n: int) -> float:
         """The rate of the stage that n falls in."""

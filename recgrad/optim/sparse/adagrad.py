@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from recgrad.limits import Rate
+from recgrad.optim import usual_rates
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, Eps, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
 from recgrad.optim.sparse.tables import Tables
@@ -24,6 +25,7 @@ def adagrad(w, g, states, rows, dim, h):  # type: ignore[no-untyped-def]
 
 
 @SPARSE_OPTIMIZERS.register("adagrad_optimizer")
+@usual_rates.ADAGRAD
 class Adagrad(SparseOptimizer):
     """s += g²; w −= ηg/(√s + ε), for each element; s starts at `initial_accumulator_value`."""
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from recgrad.limits import Rate, Share
+from recgrad.optim import usual_rates
 from recgrad.optim.sparse.history import HEADING, SQUARE, STEP, History, check_lazy, divisor
 from recgrad.optim.sparse.optimizer import LEAST_EPS, SPARSE_OPTIMIZERS, Eps, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
@@ -149,6 +150,7 @@ class LazyOrDense(AdamKind):
 
 
 @SPARSE_OPTIMIZERS.register("adam_optimizer")
+@usual_rates.SPARSE_ADAM
 class Adam(LazyOrDense):
     """m = β1 m + (1 − β1) g; v = β2 v + (1 − β2) g²; w −= η m̂/(√v̂ + ε).
 

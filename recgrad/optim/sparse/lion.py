@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from recgrad.limits import Rate, Share
+from recgrad.optim import usual_rates
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
 from recgrad.optim.sparse.tables import Tables
@@ -24,6 +25,7 @@ def lion(w, g, states, rows, dim, h):  # type: ignore[no-untyped-def]
 
 
 @SPARSE_OPTIMIZERS.register("lion_optimizer")
+@usual_rates.LION
 class Lion(SparseOptimizer):
     """u = sign(β1 m + (1 − β1)g); w −= η(u + λw); then m = β2 m + (1 − β2)g. Weight decay decouples."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recgrad.errors import CheckpointError
-from recgrad.limits import Positive, Range, Rate, check_limits
+from recgrad.limits import Positive, Range, Rate, check_limits, number
 from recgrad.optim.eager import EagerOptimizer
 from recgrad.optim.sparse.history import MISSED, STEP, History, saved_widths
 from recgrad.optim.sparse.rule import State
@@ -359,8 +359,8 @@ def _check(group: dict[str, Any], kind: type[SparseOptimizer]) -> None:
         )
     if mode == "NONE" and group["weight_decay"]:
         raise ValueError(
-            "weight_decay needs weight_decay_mode L2 or DECOUPLE to have an effect, "
-            f"got NONE with {group['weight_decay']}"
+            "weight_decay has no effect with weight_decay_mode NONE; set the mode to L2 or DECOUPLE, "
+            f"got {number(group['weight_decay'])}"
         )
     kind.check(group)
 

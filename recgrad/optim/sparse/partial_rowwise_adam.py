@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from recgrad.optim import usual_rates
 from recgrad.optim.sparse.adam import LazyOrDense
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS
 from recgrad.optim.sparse.rowwise import square_sum, subtract
@@ -44,6 +45,7 @@ def dense_partial_rowwise_adam(w, g, states, rows, dim, h):  # type: ignore[no-u
 
 
 @SPARSE_OPTIMIZERS.register("partial_rowwise_adam_optimizer")
+@usual_rates.SPARSE_ADAM
 class PartialRowWiseAdam(LazyOrDense):
     """m = β1 m + (1 − β1) g; v = β2 v + (1 − β2) mean(g²), one number a row; w −= η m̂/(√v̂ + ε)."""
 

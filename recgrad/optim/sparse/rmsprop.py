@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from recgrad.limits import Rate, Share
+from recgrad.optim import usual_rates
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, Eps, SparseOptimizer
 from recgrad.optim.sparse.rule import State, sparse_rule
 from recgrad.optim.sparse.tables import Tables
@@ -24,6 +25,7 @@ def rmsprop(w, g, states, rows, dim, h):  # type: ignore[no-untyped-def]
 
 
 @SPARSE_OPTIMIZERS.register("rmsprop_optimizer")
+@usual_rates.ADAM
 class RMSprop(SparseOptimizer):
     """v = αv + (1 − α)g²; w −= ηg/(√v + ε)."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from recgrad.optim import usual_rates
 from recgrad.optim.sparse.adagrad import Adagrad
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS
 from recgrad.optim.sparse.rowwise import square_sum, subtract
@@ -22,6 +23,7 @@ def rowwise_adagrad(w, g, states, rows, dim, h):  # type: ignore[no-untyped-def]
 
 
 @SPARSE_OPTIMIZERS.register("rowwise_adagrad_optimizer")
+@usual_rates.ADAGRAD
 class RowWiseAdagrad(Adagrad):
     """s += mean(g²) over the row; w −= ηg/(√s + ε); s starts at `initial_accumulator_value`."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from recgrad.limits import Rate
+from recgrad.optim import usual_rates
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS, SparseOptimizer
 from recgrad.optim.sparse.rule import sparse_rule
 from recgrad.optim.sparse.tables import Tables
@@ -19,6 +20,7 @@ def sgd(w, g, states, rows, dim, h):  # type: ignore[no-untyped-def]
 
 
 @SPARSE_OPTIMIZERS.register("sgd_optimizer")
+@usual_rates.SGD
 class SGD(SparseOptimizer):
     """w −= ηg."""
 
