@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from recgrad.cli.command import COMMANDS, Command
 from recgrad.cli.run_flags import add_config_arguments, loaded_config
-from recgrad.models.targets import find_targets
 from recgrad.terminal import say
 
 if TYPE_CHECKING:
@@ -72,6 +71,7 @@ def count_updates(config: PipelineConfig) -> int | None:
     """Updates in an epoch by the number of rows in the training files; None when they are not there."""
     from recgrad.data.features.build import features_of
     from recgrad.data.loader import build_loader
+    from recgrad.models.targets import find_targets
     from recgrad.errors import RecgradError
 
     try:

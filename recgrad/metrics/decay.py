@@ -58,6 +58,11 @@ class Decayed(Metric):
         """That of the metric."""
         return self.metric.display_name
 
+    @property
+    def value_names(self) -> list[str]:
+        """Those of the metric."""
+        return self.metric.value_names
+
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Take in a batch."""
         self.metric.update(preds, target)

@@ -57,6 +57,13 @@ class MulticlassAUC(Metric):
         else:
             self.add_sum("counts", (2, num_class, self.bins), torch.int64)
 
+    @property
+    def value_names(self) -> list[str]:
+        """One for the mean, or one for each class."""
+        if self.average != "none":
+            return super().value_names
+        return [f"class_{i}_{self.display_name}" for i in range(self.num_class)]
+
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Take in scores [rows, classes] and class numbers [rows]."""
         preds = class_scores_of(preds, self.num_class, self.name)

@@ -53,8 +53,9 @@ def group_problems(
         settings: of its message.
         groups: names and types.
     """
-    if model.reads is not None:
-        yield from _own(name, model.reads, groups)
+    needs = getattr(model, "reads", None)  # a class_path may name anything
+    if needs is not None:
+        yield from _own(name, needs, groups)
         return
     types = dict(groups)
     read = list(_named(model, settings))

@@ -413,7 +413,7 @@ def test_a_state_is_taken_between_updates_and_outside_averages(make_run):
         ("grad_scaler { init_scale: 0 }", "train_config.grad_scaler: init_scale must be greater than 0"),
         (
             'grad_clipping { clipping_type: "nrom" }',
-            "clipping_type must be one of 'norm', 'value', 'none', got 'nrom'",
+            "clipping_type must be one of 'none', 'norm', 'value', got 'nrom'",
         ),
         ('grad_clipping { clipping_type: "value" norm_type: 1 }', "norm_type: means nothing with"),
         (

@@ -1,4 +1,4 @@
-"""The check knows the names that evaluation gives to metrics, without importing them."""
+"""Metrics know the names that evaluation gives to their values; the check asks them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from recgrad.check.watched import display_name, value_names
 from recgrad.config.proto.metric_pb2 import MetricConfig, TrainMetricConfig
 from recgrad.metrics import build_metric, build_train_metric
 from recgrad.training.task import _values
@@ -42,14 +41,20 @@ def built(config: Any) -> Any:
 @pytest.mark.parametrize("config", [*every_metric(MetricConfig), *every_metric(TrainMetricConfig)])
 def test_names_are_those_of_the_metric(config: Any) -> None:
     metric = built(config)
-    assert display_name(config) == metric.display_name
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of no rows, values are nan
         values = _values(iter([(metric.display_name, metric)]))
-    assert list(values) == value_names(display_name(config))
+    assert list(values) == metric.value_names
 
 
-def test_accuracy_of_many_classes_has_no_k_in_its_name() -> None:
+def test_each_class_has_a_name() -> None:
     config = MetricConfig()
-    config.accuracy.top_k = 2
-    assert display_name(config) == build_metric(config, num_class=5).display_name == "accuracy"
+    config.multiclass_auc.average = "none"
+    assert built(config).value_names == [f"class_{i}_multiclass_auc" for i in range(3)]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("recall_at_k", "recall@7"), ("accuracy", "accuracy")])
+def test_places_are_in_the_name_of_rankings_alone(name: str, expected: str) -> None:
+    config = MetricConfig()
+    getattr(config, name).top_k = 7
+    assert build_metric(config, num_class=9).display_name == expected

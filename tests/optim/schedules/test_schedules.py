@@ -350,15 +350,15 @@ def test_plateau_takes_a_worse_negative_value_for_worse():
         ("cosine_annealing_learning_rate { T_max: 0 }", "T_max must be at least 1, got 0"),
         (
             "manual_step_learning_rate { schedule_sizes: 3 }",
-            "same number of values, at least one each, got 1 and 0",
+            "must be as many, got 1 and 0",
         ),
         (
             "manual_step_learning_rate { schedule_sizes: [3, 3] learning_rates: [1, 1] }",
-            r"schedule_sizes must rise, got \[3, 3\]",
+            r"schedule_sizes\[1\] must rise, got 3 after 3",
         ),
         (
             "manual_step_learning_rate { schedule_sizes: 3 learning_rates: 1 warmup: true warmup_size: 2 }",
-            "exclude each other",
+            "are both set",
         ),
         ("constant_learning_rate { warmup_learning_rate: 0.1 }", "needs a warmup_size of at least 1"),
         (
@@ -370,14 +370,14 @@ def test_plateau_takes_a_worse_negative_value_for_worse():
             "needs a min_learning_rate above 0",
         ),
         ('reduce_on_plateau_learning_rate { mode: "up" }', "mode must be one of 'max', 'min', got 'up'"),
-        ("sequence_learning_rate { }", "at least one stage, got none"),
+        ("sequence_learning_rate { }", "stages is empty"),
         (
             "sequence_learning_rate { stages { constant_learning_rate { } } stages { size: 1 } }",
             r"stages\[0\] must have a size",
         ),
         (
             "sequence_learning_rate { stages { step_decay_learning_rate { step_size: 1 by_epoch: true } } }",
-            r"by_epoch must be set on the sequence, got it on stages\[0\] alone",
+            r"by_epoch belongs on the sequence",
         ),
         (
             "sequence_learning_rate { stages { cosine_annealing_learning_rate { T_max: 0 } } }",
