@@ -71,8 +71,8 @@ def count_updates(config: PipelineConfig) -> int | None:
     """Updates in an epoch by the number of rows in the training files; None when they are not there."""
     from recgrad.data.features.build import features_of
     from recgrad.data.loader import build_loader
-    from recgrad.models.targets import find_targets
     from recgrad.errors import RecgradError
+    from recgrad.models.targets import find_targets
 
     try:
         loader = build_loader(
