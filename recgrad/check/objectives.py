@@ -87,7 +87,7 @@ def _check_candidates(context: Context, task: Task, loss: Component) -> None:
 def check_metrics(context: Context) -> None:
     """Metrics fit what the task predicts."""
     for task in tasks(context):
-        losses = losses_of(context, task)
+        losses = [loss for loss in losses_of(context, task) if _class_problem(task, loss) is None]
         for kind, field in (("metric", "metrics"), ("train_metric", "train_metrics")):
             for metric in context.of_kind(kind, within=task.node.at(field)):
                 if hasattr(metric.cls, "compares"):

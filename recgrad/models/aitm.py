@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,9 @@ from torch.nn import functional as F
 
 from recgrad.limits import Rate
 from recgrad.models.base import MODELS, only_group
+from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
-from recgrad.models.multi_task import MultiTask
+from recgrad.models.multi_task import MultiTask, TaskTowerSettings
 from recgrad.nn.mlp import MLP
 
 
@@ -67,8 +68,10 @@ class TransferTower(nn.Module):
 class AITM(MultiTask):
     """Adaptive information transfer over one group: towers in the order of the events."""
 
+    reads: ClassVar[GroupNeeds | None] = ONE_DEEP
+
     def build(
-        self, *, calibration_weight: Rate = 0.6, towers: Sequence[Mapping[str, Any]] | None = None
+        self, *, calibration_weight: Rate = 0.6, towers: Sequence[TaskTowerSettings] | None = None
     ) -> None:
         """Make the layers.
 

@@ -17,8 +17,7 @@ sparse ───────────────┘         └──▶ (de
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,26 +25,31 @@ from torch import Tensor, nn
 from recgrad.limits import Count, Share
 from recgrad.models.base import MODELS
 from recgrad.models.field_model import FieldModel
+from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.nn.field_attention import FieldAttention
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
 @MODELS.register("autoint")
 class AutoInt(FieldModel):
     """AutoInt over the groups `sparse` and, if any, `dense` and `wide`."""
 
+    reads: ClassVar[GroupNeeds | None] = GroupNeeds(
+        {"sparse": "DEEP"}, {"dense": "DEEP", "wide": "WIDE"}, alone="DEEP"
+    )
+
     def build(
         self,
         *,
-        dense_mlp: Mapping[str, Any] | None = None,
+        dense_mlp: MLPSettings | None = None,
         attention_layers: Count = 3,
         attention_dim: Count = 64,
         num_heads: Count = 2,
         use_residual: bool = True,
         use_scale: bool = False,
         dropout_ratio: Share = 0.0,
-        deep: Mapping[str, Any] | None = None,
+        deep: MLPSettings | None = None,
     ) -> None:
         """Make the layers.
 

@@ -18,18 +18,27 @@ other tower in positive pairs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from recgrad.data.batch import Batch
+from recgrad.limits import Positive, Size
 from recgrad.models.base import MODELS
 from recgrad.models.batch_ids import PreparedBatch
 from recgrad.models.dssm import Tower
+from recgrad.models.group_needs import DeepInput
 from recgrad.models.inputs import Inputs, Parts
+from recgrad.models.multi_tower import TowerSettings
 from recgrad.models.two_towers import TwoTowers, item_rows
+
+
+class DATTowerSettings(TowerSettings, total=False):
+    """A tower over a group and the one that augments it."""
+
+    augment_input: DeepInput
 
 
 @MODELS.register("dat")
@@ -39,11 +48,11 @@ class DAT(TwoTowers):
     def build(
         self,
         *,
-        user_tower: Mapping[str, Any],
-        item_tower: Mapping[str, Any],
-        output_dim: int = 0,
-        similarity: str = "INNER_PRODUCT",
-        temperature: float = 1.0,
+        user_tower: DATTowerSettings,
+        item_tower: DATTowerSettings,
+        output_dim: Size = 0,
+        similarity: Literal["COSINE", "INNER_PRODUCT", "EUCLID"] = "INNER_PRODUCT",
+        temperature: Positive = 1.0,
         learned_temperature: bool = False,
         in_batch_negative: bool = False,
         amm_i_weight: float = 0.5,

@@ -17,15 +17,16 @@ group ─▶ (bottom_mlp) ─▶ (experts, gates) ─┬─▶ mlp 1 ─▶ o_1 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS, only_group
+from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.models.multi_task import MultiTask
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 from recgrad.nn.moe import MMoE
 from recgrad.nn.orthonormal import Orthonormal
 
@@ -76,13 +77,15 @@ class InterventionTower(nn.Module):
 class DC2VR(MultiTask):
     """Towers corrected for the tasks before, over one group."""
 
+    reads: ClassVar[GroupNeeds | None] = ONE_DEEP
+
     def build(
         self,
         *,
         towers: Sequence[Mapping[str, Any]],
-        bottom_mlp: Mapping[str, Any] | None = None,
-        expert_mlp: Mapping[str, Any] | None = None,
-        gate_mlp: Mapping[str, Any] | None = None,
+        bottom_mlp: MLPSettings | None = None,
+        expert_mlp: MLPSettings | None = None,
+        gate_mlp: MLPSettings | None = None,
         num_expert: int = 3,
     ) -> None:
         """Make the layers.

@@ -19,14 +19,15 @@ group x ────┤                                      ×
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from recgrad.models.base import MODELS, only_group
+from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
-from recgrad.models.multi_task import MultiTask
+from recgrad.models.multi_task import MultiTask, TaskTowerSettings
 
 
 def logit_of_product(a: Tensor, b: Tensor) -> Tensor:
@@ -41,7 +42,9 @@ def logit_of_product(a: Tensor, b: Tensor) -> Tensor:
 class ESMM(MultiTask):
     """Entire-space multi-task model over one group: towers in the order of the events."""
 
-    def build(self, *, towers: Sequence[Mapping[str, Any]] | None = None) -> None:
+    reads: ClassVar[GroupNeeds | None] = ONE_DEEP
+
+    def build(self, *, towers: Sequence[TaskTowerSettings] | None = None) -> None:
         """Make the layers.
 
         Args:

@@ -15,9 +15,8 @@ sparse ───────────────┘
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from recgrad.models.base import MODELS
 from recgrad.models.field_model import FieldModel
 from recgrad.models.inputs import Inputs
 from recgrad.nn.euler import EulerLayer
+from recgrad.nn.mlp import MLPSettings
 
 
 @MODELS.register("eulernet")
@@ -37,7 +37,7 @@ class EulerNet(FieldModel):
         self,
         *,
         layer_sizes: Sequence[Count],
-        dense_mlp: Mapping[str, Any] | None = None,
+        dense_mlp: MLPSettings | None = None,
         use_ln: bool = False,
         explicit_dropout_ratio: Share = 0.0,
         implicit_dropout_ratio: Share = 0.0,

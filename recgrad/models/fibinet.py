@@ -15,8 +15,7 @@ sparse ───────────────┘         └──▶ × 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +24,10 @@ from torch.nn import functional as F
 from recgrad.limits import Count
 from recgrad.models.base import MODELS
 from recgrad.models.field_model import FieldModel
+from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.nn.bilinear import BilinearType, PairProducts
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
 class FieldImportance(nn.Module):
@@ -53,13 +53,17 @@ class FieldImportance(nn.Module):
 class FiBiNET(FieldModel):
     """FiBiNET over the groups `sparse` and, if any, `dense` and `wide`."""
 
+    reads: ClassVar[GroupNeeds | None] = GroupNeeds(
+        {"sparse": "DEEP"}, {"dense": "DEEP", "wide": "WIDE"}, alone="DEEP"
+    )
+
     def build(
         self,
         *,
-        dense_mlp: Mapping[str, Any] | None = None,
+        dense_mlp: MLPSettings | None = None,
         bilinear_type: BilinearType = "field_interaction",
         reduction_ratio: Count = 3,
-        deep: Mapping[str, Any] | None = None,
+        deep: MLPSettings | None = None,
     ) -> None:
         """Make the layers.
 

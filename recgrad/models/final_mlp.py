@@ -19,16 +19,17 @@ gate2 ──▶ gate MLP ──┘
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from recgrad.limits import Count
 from recgrad.models.base import MODELS, Model
+from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.nn.bilinear import BilinearFusion
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 
 GATES = ("gate1", "gate2")
 
@@ -61,12 +62,16 @@ class FinalMLP(Model):
     A single group may have any name, else it is `deep`.
     """
 
+    reads: ClassVar[GroupNeeds | None] = GroupNeeds(
+        {"deep": "DEEP"}, {"gate1": "DEEP", "gate2": "DEEP"}, alone="DEEP"
+    )
+
     def build(
         self,
         *,
-        mlp1: Mapping[str, Any],
-        mlp2: Mapping[str, Any],
-        gate_mlp: Mapping[str, Any] | None = None,
+        mlp1: MLPSettings,
+        mlp2: MLPSettings,
+        gate_mlp: MLPSettings | None = None,
         num_heads: Count = 1,
     ) -> None:
         """Make the layers.

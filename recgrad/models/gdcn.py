@@ -13,28 +13,30 @@ parallel   group x ──┬──▶ gated cross ──┐             stacked 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from recgrad.limits import Count
 from recgrad.models.base import MODELS, Model, only_group
+from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.nn.cross import GatedCross
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
 @MODELS.register("gdcn")
 class GDCN(Model):
     """Gated deep & cross network over one group."""
 
+    reads: ClassVar[GroupNeeds | None] = ONE_DEEP
+
     def build(
         self,
         *,
         cross_num: Count = 3,
-        deep: Mapping[str, Any] | None = None,
+        deep: MLPSettings | None = None,
         structure: Literal["parallel", "stacked"] = "parallel",
     ) -> None:
         """Make the layers.

@@ -17,19 +17,33 @@ all its interests (`embed`), and the largest of their similarities counts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from recgrad.data.batch import Batch
+from recgrad.limits import Positive, Size
 from recgrad.models.base import MODELS
 from recgrad.models.batch_ids import PreparedBatch
 from recgrad.models.dssm import Tower
+from recgrad.models.group_needs import DeepInput, SequenceInput
 from recgrad.models.inputs import Inputs, Parts
+from recgrad.models.multi_tower import TowerSettings
 from recgrad.models.two_towers import TwoTowers, item_rows
 from recgrad.nn.capsule import B2ICapsule
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
+
+
+class InterestTowerSettings(TypedDict, total=False):
+    """A tower over the user and the user's history."""
+
+    input: DeepInput
+    history_input: SequenceInput
+    user_mlp: MLPSettings
+    hist_seq_mlp: MLPSettings
+    concat_mlp: MLPSettings
+    capsule_config: Mapping[str, Any]
 
 
 @MODELS.register("mind")
@@ -39,14 +53,14 @@ class MIND(TwoTowers):
     def build(
         self,
         *,
-        user_tower: Mapping[str, Any],
-        item_tower: Mapping[str, Any],
+        user_tower: InterestTowerSettings,
+        item_tower: TowerSettings,
         simi_pow: float = 10.0,
-        similarity: str = "COSINE",
+        similarity: Literal["COSINE", "INNER_PRODUCT", "EUCLID"] = "COSINE",
         in_batch_negative: bool = False,
-        temperature: float = 1.0,
+        temperature: Positive = 1.0,
         learned_temperature: bool = False,
-        output_dim: int = 0,
+        output_dim: Size = 0,
     ) -> None:
         """Make the layers.
 

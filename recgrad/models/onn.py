@@ -17,16 +17,13 @@ sparse ───────────────┘                     └�
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from recgrad.models.base import MODELS
 from recgrad.models.field_model import FieldModel
 from recgrad.models.inputs import Inputs
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
 @MODELS.register("onn")
@@ -35,7 +32,7 @@ class ONN(FieldModel):
 
     pairs: Tensor
 
-    def build(self, *, final: Mapping[str, Any], dense_mlp: Mapping[str, Any] | None = None) -> None:
+    def build(self, *, final: MLPSettings, dense_mlp: MLPSettings | None = None) -> None:
         """Make the layers.
 
         Args:

@@ -14,8 +14,7 @@ sparse ───────────────┘         └────�
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from recgrad.models.field_model import FieldModel
 from recgrad.models.inputs import Inputs
 from recgrad.nn.bilinear import PairProducts
 from recgrad.nn.interaction import DotInteraction
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
 class OuterProduct(nn.Module):
@@ -60,8 +59,8 @@ class PNN(FieldModel):
     def build(
         self,
         *,
-        final: Mapping[str, Any],
-        dense_mlp: Mapping[str, Any] | None = None,
+        final: MLPSettings,
+        dense_mlp: MLPSettings | None = None,
         product_type: Literal["inner", "outer", "kernel"] = "inner",
     ) -> None:
         """Make the layers.

@@ -19,16 +19,16 @@ group x ──▶ cut ──┤    …    ├──▶┤  parts   ├──▶�
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recgrad.limits import Count
 from recgrad.models.base import MODELS, Model, only_group
+from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 from recgrad.nn.moe import Experts
 
 
@@ -59,6 +59,8 @@ class MixerLayer(nn.Module):
 class RankMixer(Model):
     """RankMixer over one group."""
 
+    reads: ClassVar[GroupNeeds | None] = ONE_DEEP
+
     def build(
         self,
         *,
@@ -66,7 +68,7 @@ class RankMixer(Model):
         token_dim: Count = 128,
         num_layers: Count = 2,
         ffn_ratio: Count = 4,
-        final: Mapping[str, Any] | None = None,
+        final: MLPSettings | None = None,
     ) -> None:
         """Make the layers.
 

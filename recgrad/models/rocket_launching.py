@@ -24,16 +24,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recgrad.models.base import MODELS, Model, only_group
+from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.models.tasks import TaskSpec
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 
 LIGHT, BOOSTER = "light", "booster"
 
@@ -56,12 +57,14 @@ class RocketLaunching(Model):
         )
         return light, booster
 
+    reads: ClassVar[GroupNeeds | None] = ONE_DEEP
+
     def build(
         self,
         *,
-        booster_mlp: Mapping[str, Any],
-        light_mlp: Mapping[str, Any],
-        share_mlp: Mapping[str, Any] | None = None,
+        booster_mlp: MLPSettings,
+        light_mlp: MLPSettings,
+        share_mlp: MLPSettings | None = None,
         feature_based_distillation: bool = False,
         feature_distillation_function: str = "COSINE",
     ) -> None:

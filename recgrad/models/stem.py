@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from recgrad.limits import Count
 from recgrad.models.base import MODELS
 from recgrad.models.inputs import Inputs
-from recgrad.models.multi_task import MultiTask
-from recgrad.nn.mlp import MLP
+from recgrad.models.multi_task import MultiTask, TaskTowerSettings
+from recgrad.nn.mlp import MLP, MLPSettings
 from recgrad.nn.moe import Experts
 
 SHARED = "shared"
@@ -55,11 +55,11 @@ class STEM(MultiTask):
     def build(
         self,
         *,
-        expert_mlp: Mapping[str, Any],
+        expert_mlp: MLPSettings,
         num_task_expert: Count = 1,
         num_shared_expert: Count = 1,
-        gate_mlp: Mapping[str, Any] | None = None,
-        towers: Sequence[Mapping[str, Any]] | None = None,
+        gate_mlp: MLPSettings | None = None,
+        towers: Sequence[TaskTowerSettings] | None = None,
     ) -> None:
         """Make the layers.
 
@@ -71,6 +71,8 @@ class STEM(MultiTask):
             towers: `mlp` of each task's tower.
         """
         names = [task.name for task in self.tasks]
+        if odd := [group for group in self.groups.plan.rows if group not in (*names, SHARED)]:
+            raise ValueError(f"feature_groups must be those of the tasks and '{SHARED}', got '{odd[0]}'")
         for name in names:
             self._own_tables(name)
         widths = {name: self.groups.dim(name) for name in (*names, SHARED)}

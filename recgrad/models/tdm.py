@@ -21,14 +21,14 @@ from recgrad.errors import ConfigError
 from recgrad.models.base import MODELS, Model
 from recgrad.models.inputs import Inputs
 from recgrad.nn.encoders.multi_window_din import MultiWindowDINEncoder
-from recgrad.nn.mlp import MLP
+from recgrad.nn.mlp import MLP, MLPSettings
 
 
 @MODELS.register("tdm")
 class TDM(Model):
     """Attention of a node over windows of the history, then an MLP."""
 
-    def build(self, *, multiwindow_din: Mapping[str, Any], final: Mapping[str, Any]) -> None:
+    def build(self, *, multiwindow_din: Mapping[str, Any], final: MLPSettings) -> None:
         """Make the layers.
 
         Args:
