@@ -187,9 +187,9 @@ def test_all_that_computes_takes_subnormal_numbers_for_zero(
     original = Task.forward
     seen: list[bool] = []
 
-    def forward(self: Task, batch: Batch) -> dict[str, torch.Tensor]:
+    def forward(self: Task, batch: Batch, *prepared: object) -> dict[str, torch.Tensor]:
         seen.append(flushes_subnormals())
-        return original(self, batch)
+        return original(self, batch, *prepared)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Task, "forward", forward)
     rows, out = str(folder / "eval.parquet"), tmp_path / "out.parquet"
