@@ -82,7 +82,8 @@ def check_embeddings(context: Context) -> None:
         combiners = context.trait(node, "combiners", ())
         if combiners and message.combiner.lower() not in combiners:
             context.one_of(node, "combiner", combiners)
-        context.one_of(node, "data_type", _DATA_TYPES)
+        of_floats = context.trait(node, "takes_float64", False) and not message.boundaries
+        context.one_of(node, "data_type", ("FP32", "FP64") if of_floats else _DATA_TYPES)
         if "value_dim" in fields and fields["value_dim"].default_value:  # where 0 has no meaning
             context.ranged(node, "value_dim", 1)
 

@@ -27,6 +27,9 @@ def check_negatives(context: Context) -> None:
     sampler = next(context.of_kind("sampler"), None)
     draws = None if sampler is None else sampler.trait("draws")
     for model in context.of_kind("model"):
+        needed = model.trait("needs_sampler")
+        if needed is not None and draws != needed:
+            context.problem(model.node.path, "has no items to compare; set data_config.next_item_sampler")
         in_batch = model.settings.get("in_batch_negative")
         if in_batch is None:
             continue

@@ -68,7 +68,10 @@ def _check_candidates(context: Context, task: Task, loss: Component) -> None:
     sampler = next(context.of_kind("sampler"), None)
     draws = None if sampler is None else sampler.trait("draws")
     if task.retrieval and loss.trait("over_vectors", False):
-        if draws != "all":
+        if draws == "positions" and sampler is not None and sampler.settings.get("num_sample"):
+            what = f"needs all items; remove {sampler.at('num_sample')}"
+            context.problem(loss.node.path, what)
+        elif draws not in ("all", "positions"):
             context.problem(loss.node.path, "needs all items; set data_config.catalogue_sampler")
         if task.node.message.train_metrics:
             path = f"{task.node.at('train_metrics')}[0]"
@@ -78,7 +81,7 @@ def _check_candidates(context: Context, task: Task, loss: Component) -> None:
     path = loss.at("log_q_correction")
     if not task.retrieval:
         context.problem(path, "is for the negatives of two-tower models; remove it")
-    elif draws not in ("items", "rows"):
+    elif draws in (None, "all"):
         what = "needs a sampler that says how often items are drawn, such as data_config.in_batch_sampler"
         context.problem(path, what)
 

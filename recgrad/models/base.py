@@ -68,6 +68,9 @@ class Model(nn.Module):
 
     similarity: str = "INNER_PRODUCT"
     """How the vectors of two towers are compared; COSINE means that they are normalised."""
+    needs_sampler: ClassVar[str | None] = None
+    """What the sampler must draw, where only one kind will do: `positions`."""
+
     reads: ClassVar[GroupNeeds | None] = None
     """Groups that it finds by itself; None if its settings name them (`input: DeepInput`), or any will do."""
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from recgrad.errors import nearest
 from recgrad.limits import Rule, limits_of
 
+SEQUENCE, JAGGED = "SEQUENCE", "JAGGED_SEQUENCE"
 GroupType = Literal["DEEP", "WIDE", "SEQUENCE"]
 
 
@@ -103,7 +104,8 @@ def _of_type(
     name: str, groups: Sequence[tuple[str, str]], group: str, kind: GroupType
 ) -> Iterator[tuple[str, str]]:
     i, got = next((i, kind) for i, (other, kind) in enumerate(groups) if other == group)
-    if got != kind:
+    # Both kinds of sequences keep positions apart, and none of them is padded.
+    if (SEQUENCE if got == JAGGED else got) != kind:
         yield f"feature_groups[{i}].group_type", f"{name} needs the group '{group}' to be {kind}, got {got}"
 
 

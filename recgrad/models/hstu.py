@@ -10,17 +10,18 @@ times of events, time of the request ─────▲
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recgrad.errors import DataError
-from recgrad.limits import Count, Fraction, Positive, Size, keep_limits
+from recgrad.limits import Count, Fraction, Positive, Size
 from recgrad.models.base import MODELS
+from recgrad.models.group_needs import DeepInput, SequenceInput
 from recgrad.models.inputs import Inputs
+from recgrad.models.multi_tower import TowerSettings
 from recgrad.models.next_item import NextItemModel
 from recgrad.nn.hstu import HSTULayer
 from recgrad.nn.jagged import Segments
@@ -30,12 +31,13 @@ from recgrad.nn.jagged import Segments
 class HSTU(NextItemModel):
     """Pointwise attention over the history; every position learns what comes next, at the time it does."""
 
-    @keep_limits
+    needs_sampler: ClassVar[str | None] = "positions"
+
     def build(
         self,
         *,
-        input: str,
-        item_tower: Mapping[str, Any],
+        input: SequenceInput,
+        item_tower: TowerSettings,
         dim: Size = 0,
         num_layers: Count = 2,
         num_heads: Count = 1,
@@ -45,8 +47,8 @@ class HSTU(NextItemModel):
         dropout_ratio: Fraction = 0.2,
         input_dropout_ratio: Fraction | None = None,
         scale_input: bool = True,
-        time_input: str = "",
-        request_time_input: str = "",
+        time_input: SequenceInput = "",
+        request_time_input: DeepInput = "",
         similarity: str = "COSINE",
         temperature: Positive = 0.05,
         learned_temperature: bool = False,

@@ -10,17 +10,18 @@ history ─▶ (linear) ·√dim + position ─▶ attention, two layers ─▶ 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recgrad.data.batch import NextItems
-from recgrad.limits import Count, Fraction, Positive, Size, keep_limits
+from recgrad.limits import Count, Fraction, Positive, Size
 from recgrad.models.base import MODELS
+from recgrad.models.group_needs import SequenceInput
 from recgrad.models.inputs import Inputs
+from recgrad.models.multi_tower import TowerSettings
 from recgrad.models.next_item import NextItemModel, events_from_end
 from recgrad.nn.jagged import Segments
 from recgrad.nn.jagged_rows import join_rows
@@ -33,12 +34,13 @@ _STD = 0.02
 class SASRec(NextItemModel):
     """Causal softmax attention over the history; every position learns what comes next."""
 
-    @keep_limits
+    needs_sampler: ClassVar[str | None] = "positions"
+
     def build(
         self,
         *,
-        input: str,
-        item_tower: Mapping[str, Any],
+        input: SequenceInput,
+        item_tower: TowerSettings,
         dim: Size = 0,
         num_layers: Count = 2,
         num_heads: Count = 2,

@@ -53,11 +53,13 @@ class Feature:
         makes_ids: it has ids whatever its settings; others have floats unless a setting makes ids of them.
         input_fields: the fields of its message that say where values come from.
         combiners: the words that its `combiner` may be.
+        takes_float64: its numbers may be kept in double precision.
     """
 
     makes_ids: ClassVar[bool] = False
     input_fields: ClassVar[tuple[str, ...]] = INPUT_FIELDS
     combiners: ClassVar[tuple[str, ...]] = ()
+    takes_float64: ClassVar[bool] = False
 
     @classmethod
     def build(cls, config: Any, setting: Setting) -> list[Feature]:

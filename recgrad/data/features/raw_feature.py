@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from recgrad.data.features.base import Feature
 from recgrad.data.features.config import floats_output, separator_of
 from recgrad.data.features.frame import Input
@@ -13,6 +15,8 @@ from recgrad.data.features.registry import FEATURES
 @FEATURES.register("sequence_raw_feature")
 class RawFeature(Feature):
     """The numbers of a column, value_dim of them in a row."""
+
+    takes_float64: ClassVar[bool] = True
 
     def expressions(self) -> list[Input]:
         """The one column."""

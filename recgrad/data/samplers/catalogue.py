@@ -44,7 +44,7 @@ class CatalogueSampler(Sampler):
 
         attr_fields: Annotated[Sequence[str], FILLED]
 
-    draws: ClassVar[Literal["items", "rows", "all"]] = "all"
+    draws: ClassVar[Literal["items", "rows", "all", "positions"]] = "all"
     config_name: ClassVar[str] = "catalogue_sampler"
 
     def __init__(self, items: ItemSide, *, count: int = 0, seed: int = 0) -> None:

@@ -42,7 +42,7 @@ class InBatchSampler(Sampler):
         positives: edges whose items a row of their user is not compared with.
     """
 
-    draws: ClassVar[Literal["items", "rows", "all"]] = "rows"
+    draws: ClassVar[Literal["items", "rows", "all", "positions"]] = "rows"
 
     def __init__(
         self,

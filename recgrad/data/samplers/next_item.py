@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ class NextItemSampler(Sampler):
         seed: what draws depend on, with the place of the batch.
     """
 
+    draws: ClassVar[Literal["items", "rows", "all", "positions"]] = "positions"
     config_name: ClassVar[str] = "next_item_sampler"
 
     def __init__(

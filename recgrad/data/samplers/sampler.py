@@ -37,12 +37,13 @@ class Sampler(ABC):
 
     Attributes:
         columns: the columns of the data that it reads.
-        draws: items that are drawn, those of the batch's own rows, or all that there are.
+        draws: items that are drawn, those of the batch's own rows, all that there are,
+            or those that each position of a history is compared with.
         Settings: the fields of its message, with limits in their types.
     """
 
     columns: tuple[str, ...]
-    draws: ClassVar[Literal["items", "rows", "all"]] = "items"
+    draws: ClassVar[Literal["items", "rows", "all", "positions"]] = "items"
     settings_method: ClassVar[str] = "Settings"
 
     class Settings(TypedDict, total=False):
