@@ -121,6 +121,9 @@ def _examples(records: Sequence[InputRecord], tensors: Mapping[str, Tensor]) -> 
             found.append(torch.arange(max(_LENGTHS) + len(sequences) + 1))
             continue
         like = tensors[record.name]
+        if record.source == "times":  # of rows or positions: any size of its own will do
+            found.append(torch.rand(sum(_LENGTHS) + 2 + len(found), dtype=torch.float64))
+            continue
         if record.source in ("lengths", "positions"):
             more = sequences.index(_sequence_of(record))
             lengths = torch.tensor([_LENGTHS[0] + more, *_LENGTHS[1:]])

@@ -18,9 +18,15 @@ def input_records(groups: FeatureGroups, wanted: Sequence[str] | None = None) ->
     sequences = [s for s in plan.sequences if wanted is None or s in encoded or s in wanted]
     found: list[InputRecord] = []
     for name in rows:
-        found += _of_rows(groups, f"rows.{name}", plan.rows[name])
+        if name in groups.time_groups:
+            found.append(InputRecord(f"times.{name}", "times", features=plan.rows[name].raw))
+        else:
+            found += _of_rows(groups, f"rows.{name}", plan.rows[name])
     for name in sequences:
-        found += _of_sequence(groups, f"sequences.{name}", plan.sequences[name])
+        if name in groups.time_groups:
+            found.append(InputRecord(f"times.{name}", "times", features=plan.sequences[name].sequence.raw))
+        else:
+            found += _of_sequence(groups, f"sequences.{name}", plan.sequences[name])
     for i, block in enumerate(groups.dense_embeddings.blocks):
         found.append(_dense(groups, f"numbers.{i}", block))
     return {record.name: record for record in found}

@@ -25,6 +25,7 @@ from recgrad.models.multi_tower import TowerSettings
 from recgrad.models.next_item import NextItemModel
 from recgrad.nn.hstu import HSTULayer
 from recgrad.nn.jagged import Segments
+from recgrad.nn.jagged_rows import take_positions
 
 
 @MODELS.register("hstu")
@@ -115,7 +116,8 @@ class HSTU(NextItemModel):
 
     def encode(self, x: Tensor, segments: Segments, inputs: Inputs, kept: Tensor | None) -> Tensor:
         """h of each position; places count from the oldest that is left."""
-        x = self.input_dropout(x + F.embedding(segments.places(), self.places))
+        place = segments.places().clamp(0, self.max_seq_len - 1)
+        x = self.input_dropout(x + F.embedding(place, self.places))
         times, asked = self._times(inputs, segments, kept)
         for layer in self.layers:
             x = layer(x, segments, times, asked)
@@ -128,14 +130,16 @@ class HSTU(NextItemModel):
         if not self.time_group:
             return None, None
         times, requests = inputs.times[self.time_group], inputs.times[self.request_group]
-        if times.shape[0] != inputs.sequences[self.user_group].sequence.shape[0]:
+        if (
+            not torch.compiler.is_compiling()
+            and times.shape[0] != inputs.sequences[self.user_group].sequence.shape[0]
+        ):
             raise DataError(
                 f"group {self.time_group}: times and events of '{self.user_group}' differ in number; give "
                 "every event one time"
             )
         if kept is not None:
-            times = times.index_select(0, kept)
-        ends = segments.offsets + segments.lengths
-        asked = torch.cat([times[1:], times[:0].new_zeros(min(1, times.shape[0]))])
-        filled = segments.lengths > 0
-        return times, asked.index_copy(0, (ends - 1)[filled], requests[filled])
+            times = take_positions(times, kept)
+        rows = segments.inside()
+        last = segments.places() == segments.lengths.index_select(0, rows) - 1
+        return times, torch.where(last, requests.index_select(0, rows), times.roll(-1))

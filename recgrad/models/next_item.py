@@ -105,12 +105,17 @@ class NextItemModel(TwoTowers):
     def embed(self, batch: Batch, tower: str) -> Tensor:
         """The last position of histories, or vectors of items."""
         groups = list(self.tower_groups[tower])
-        inputs = self.groups(self.groups.gather(batch, self.engine, groups))
-        return self.embed_inputs(inputs, tower)
+        return self.tower_vectors(tower, self.groups.gather(batch, self.engine, groups))
 
-    def embed_inputs(self, inputs: Inputs, tower: str) -> Tensor:
-        """The same, from the inputs of the tower's groups."""
+    def tower_vectors(self, tower: str, parts: Parts) -> Tensor:
+        """The same, from the parts of the tower's groups."""
+        inputs, _ = self.dropped(self.groups(parts))
         return self._users(inputs) if tower == "user" else self._items(inputs)
+
+    def scores(self, parts: Parts) -> dict[str, Tensor]:
+        """The similarity with the row's own item, [rows, 1]."""
+        users, items = (self.tower_vectors(tower, parts) for tower in ("user", "item"))
+        return {"logits": self._pairwise(users, items)[:, None]}
 
     def forward(self, batch: Batch, ids: PreparedBatch | None = None) -> dict[str, Tensor]:
         """While training, logits of all positions; else "logits" [rows, 1 + negatives]."""

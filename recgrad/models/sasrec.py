@@ -119,8 +119,8 @@ class SASRec(NextItemModel):
 
     def encode(self, x: Tensor, segments: Segments, inputs: Inputs, kept: Tensor | None) -> Tensor:
         """h of each position; places count from the newest."""
-        place = segments.lengths.index_select(0, segments.rows) - 1 - segments.places()
-        x = self.input_dropout(x + F.embedding(place, self.places))
+        place = segments.lengths.index_select(0, segments.inside()) - 1 - segments.places()
+        x = self.input_dropout(x + F.embedding(place.clamp(0, self.places.shape[0] - 1), self.places))
         for block in self.blocks:
             x = block(x, segments)
         out: Tensor = self.output_norm(x)

@@ -43,11 +43,13 @@ class Segments:
         offsets: int64 [rows], where each row begins.
         rows: int64 [positions], the row of each position; while exporting, the number of rows for a
             position that was cut off.
+        most: while exporting, what no row exceeds, where that is known.
     """
 
     lengths: Tensor
     offsets: Tensor
     rows: Tensor
+    most: int | None = None
 
     @classmethod
     def from_lengths(cls, lengths: Tensor, positions: int) -> Segments:
@@ -67,18 +69,20 @@ class Segments:
     def places(self) -> Tensor:
         """int64 [positions]: the place of each position in its row, from 0."""
         count = torch.arange(self.rows.shape[0], device=self.rows.device)
-        return count - self.offsets.index_select(0, self._inside())
+        return count - self.offsets.index_select(0, self.inside())
 
     def longest(self) -> int:
         """The number of positions of the longest row; while exporting, what no row exceeds."""
         if torch.compiler.is_exporting():
+            if self.most is not None:
+                return self.most
             places = _PLACES.get()
             if places is None:
                 raise RuntimeError("padding needs `exported_places` while a model is exported")
             return places.shape[0]
         return int(self.lengths.max()) if len(self.lengths) else 0
 
-    def _inside(self) -> Tensor:
+    def inside(self) -> Tensor:
         """`rows` with a row that exists for positions that were cut off."""
         return self.rows.clamp(max=self.lengths.shape[0] - 1) if torch.compiler.is_exporting() else self.rows
 
@@ -86,7 +90,7 @@ class Segments:
 def repeat_rows(x: Tensor, segments: Segments) -> Tensor:
     """x [rows, width] once for each position, as [positions, width]."""
     if torch.compiler.is_exporting():
-        return x.index_select(0, segments._inside())
+        return x.index_select(0, segments.inside())
     return _RepeatRows.apply(x, segments.offsets, segments.rows)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -102,7 +102,7 @@ class ProgramInputs:
                 feeds[record.name] = np.arange(longest)
             elif first is None:
                 feeds[record.name] = self._input(plan, items, targets)
-            elif record.source in ("positions", "lengths"):
+            elif record.source in ("positions", "lengths", "times"):
                 feeds[record.name] = np.tile(first, (count, 1) if first.ndim == 2 else count)
             else:
                 feeds[record.name] = out = np.repeat(first, count, axis=0)
@@ -118,6 +118,8 @@ class ProgramInputs:
         record = plan.record
         if record.source == "lengths":
             return user.sequence_lengths[record.features[0]] if record.features[0] in of_user else None
+        if record.source == "times":
+            return _times(user, record.features[0]) if record.features[0] in of_user else None
         if not any(item.feature in of_user for item in (*plan.lookups, *plan.dense)):
             return None
         size = 1
@@ -150,6 +152,8 @@ class ProgramInputs:
             return np.arange(max(_longest(encoded), 1))
         if record.source == "lengths":
             return encoded.sequence_lengths[record.features[0]]
+        if record.source == "times":
+            return _times(encoded, record.features[0])
         size = encoded.size
         if record.source == "positions":
             size = int(encoded.sequence_lengths[(plan.lookups or plan.dense)[0].feature].sum())
@@ -186,6 +190,15 @@ def _dense(encoded: Encoded, feature: str, source: str) -> Array | None:
     if source == "positions":
         return encoded.sequence_dense[feature]
     return encoded.dense[feature] if feature in encoded.dense.keys else None
+
+
+def _times(encoded: Encoded, feature: str) -> Array:
+    """Numbers of rows or positions in float64."""
+    if feature in encoded.sequence_dense:
+        return encoded.sequence_dense[feature][:, 0].astype(np.float64)
+    if feature in encoded.precise:
+        return encoded.precise[feature]
+    return encoded.dense[feature][:, 0].astype(np.float64)
 
 
 def _bags(encoded: Encoded) -> dict[str, Bags]:

@@ -49,7 +49,8 @@ class InputRecord:
         source: "dense": `features` side by side, float32 [rows, width]; "lookups": `lookups` side by side,
             float32 [rows, width]; "positions": `lookups`, then `features`, of each position of each row,
             float32 [positions, width]; "lengths": of the sequences of the first feature, int32 [rows];
-            "places": 0, 1, … up to the longest sequence of the batch (at least one), int64.
+            "places": 0, 1, … up to the longest sequence of the batch (at least one), int64; "times": a
+            feature of one number a row or position, float64 [rows] or [positions].
         features: names of features.
         lookups: names of lookups.
         width: of a row.

@@ -60,7 +60,8 @@ def jagged_attention(
         biases: added to scores.
     """
     biases = biases or Biases()
-    _check(q, key, v, segments, setting, targets, biases)
+    if not torch.compiler.is_compiling():
+        _check(q, key, v, segments, setting, targets, biases)
     seed = 0
     if setting.dropout > 0:
         seed = int(torch.randint(0, 2**31, ()).item())
@@ -101,7 +102,7 @@ def _check(
         raise ValueError(f"segments have {positions} positions, q {q.shape[0]} and v {v.shape[0]}")
     if targets is not None and targets.shape[0] != rows:
         raise ValueError(f"targets must have {rows} rows, got {targets.shape[0]}")
-    if biases.positions is not None and rows and not torch.compiler.is_compiling():
+    if biases.positions is not None and rows:
         longest, most = int(segments.lengths.max()), (biases.positions.shape[0] + 1) // 2
         if longest > most:
             raise ValueError(f"position biases are for rows of {most} positions at most, got {longest}")

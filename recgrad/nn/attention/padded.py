@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from recgrad.nn.attention.setting import Biases, Setting
 from recgrad.nn.jagged import Segments, pad
+from recgrad.nn.jagged_rows import take_positions
 
 _BITS = 0xFFFFFFFF
 _LOWEST = -1e30
@@ -29,7 +30,7 @@ def padded_attention(
 ) -> Tensor:
     """As `jagged_attention`; `seed` is that of the dropout."""
     biases = biases or Biases()
-    heads, size = setting.heads, _longest(segments)
+    heads, size = setting.heads, segments.longest()
     split = [_heads(pad(x, segments, size), heads) for x in (q, key, v)]
     scores = setting.alpha * split[0] @ split[1].transpose(2, 3)
     if biases.positions is not None:
@@ -46,7 +47,7 @@ def padded_attention(
         keep = _kept(setting, segments, size, seed)
         weights = torch.where(keep, weights / (1 - setting.dropout), weights.new_zeros(()))
     out = (weights @ split[2]).transpose(1, 2).reshape(-1, v.shape[1])
-    return out.index_select(0, segments.rows * size + segments.places())
+    return take_positions(out, segments.inside() * size + segments.places())
 
 
 def position_bias(positions: Tensor, size: int) -> Tensor:
@@ -65,10 +66,6 @@ def _time_bias(biases: Biases, segments: Segments, size: int) -> Tensor:
         pad(times.unsqueeze(1), segments, size).squeeze(2) for times in (biases.query_times, biases.key_times)
     )
     return biases.times[biases.buckets.of(query.unsqueeze(2) - key.unsqueeze(1))]
-
-
-def _longest(segments: Segments) -> int:
-    return int(segments.lengths.max()) if segments.lengths.shape[0] else 0
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
