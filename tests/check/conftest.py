@@ -33,6 +33,11 @@ feature_configs {
   }
 }
 """
+_NEXT_ITEM = """
+next_item_sampler {
+  input_path: "items.parquet" item_id_field: "b" history_field: "h__item" attr_fields: ["b", "c"]
+}
+"""
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +50,8 @@ def whole() -> Callable[[str], PipelineConfig]:
         text_format.Parse((MODELS / f"{name}.config").read_text(), config.model_config)
         if name == "dbmtl":  # a tower of this one builds on the one behind it
             config.model_config.dbmtl.task_towers.reverse()
+        if name in ("sasrec", "hstu"):  # these learn from the items of a history
+            text_format.Parse(_NEXT_ITEM, config.data_config)
         return config
 
     return load

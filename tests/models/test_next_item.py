@@ -266,5 +266,9 @@ def test_times_of_hstu_are_both_given_and_numbers():
     for now, message in (("", "go together"), ("item", "group 'item' of times must be one raw_feature")):
         text = MODELS["hstu"].replace("EXTRA", "") + LOSS
         text = text.replace('request_time_input: "now"', f'request_time_input: "{now}"')
+        config = text_format.Parse(text, ModelConfig())
+        read = [group for group in config.feature_groups if group.group_name != "now"]
+        del config.feature_groups[:]
+        config.feature_groups.extend(read)
         with pytest.raises(ConfigError, match=message):
-            build_model(text_format.Parse(text, ModelConfig()), FEATURES)
+            build_model(config, FEATURES)
