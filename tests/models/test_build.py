@@ -26,7 +26,7 @@ def chain(*widths):
 MASK = 30 + 2 * (chain(15, 15, 15) + chain(15, 6) + 12) + chain(12, 5)
 TOWERS = chain(5, 5, 1) + chain(5, 1)
 COUNTS = {
-    # Places, the history's projection, the item tower; six linear maps and two norms a block, and a last norm.
+    # Places, the history's projection, the item tower; six linear maps and two norms a block, a last norm.
     "sasrec": 3 * 6 + chain(5, 6) + chain(8, 5, 6) + 2 * (6 * chain(6, 6) + 24) + 12,
     # Places, the item tower; a layer has U, V, Q, K, biases of 2·3 − 1 distances and of 129 spans of time.
     "hstu": 3 * 4 + chain(4, 5, 4) + 2 * (4 * 16 + 5 + 129 + chain(4, 4)),
