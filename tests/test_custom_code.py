@@ -14,6 +14,7 @@ from recgrad.check import check_config
 from recgrad.cli.main import main
 from recgrad.config import PipelineConfig, edit_config, load_config, save_config
 from recgrad.config.class_paths import class_paths
+from recgrad.config.proto.model_pb2 import ModelConfig
 from recgrad.errors import ConfigError, RecgradError
 from recgrad.synth import write_synth
 
@@ -121,6 +122,12 @@ def test_every_field_of_the_schema_that_takes_a_class_path_is_found() -> None:
         assert [found.path for found in class_paths(message)] == [expected]
 
 
+def test_an_activation_that_the_schema_lists_is_no_class_path() -> None:
+    model = ModelConfig()
+    model.sasrec.activation = model.sasrec.DESCRIPTOR.fields_by_name["activation"].enum_type.values[-1].number
+    assert class_paths(model) == ()
+
+
 def _naming_fields(message: Any, seen: set[str]) -> Iterator[Any]:
     """The fields of the schema that can name a class: custom components, and activations."""
     if message.full_name in seen:
@@ -128,7 +135,8 @@ def _naming_fields(message: Any, seen: set[str]) -> Iterator[Any]:
     seen.add(message.full_name)
     for field in message.fields:
         inner = field.message_type
-        if "activation" in field.name if inner is None else "class_path" in inner.fields_by_name:
+        text = field.type == field.TYPE_STRING and "activation" in field.name
+        if text if inner is None else "class_path" in inner.fields_by_name:
             yield field
         elif inner is not None:
             yield from _naming_fields(inner, seen)

@@ -73,7 +73,8 @@ def _class_paths(message: Any, path: str) -> Iterator[ClassPath]:
         return
     for field, value in message.ListFields():
         where = join(path, field.name)
-        if field.name == ACTIVATION or field.name.endswith(f"_{ACTIVATION}"):
+        text = field.type == field.TYPE_STRING  # others choose among words of the schema
+        if text and (field.name == ACTIVATION or field.name.endswith(f"_{ACTIVATION}")):
             name = imported_activation(value)
             if name:
                 yield ClassPath(where, name)
