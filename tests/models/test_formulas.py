@@ -239,11 +239,11 @@ def test_forward_is_the_formula(reference, build, batch):
 
 
 def test_every_model_has_a_reference():
-    """Here, in test_forward.py (two-tower models by their similarities) or in test_retrieval_models.py."""
+    """Here, in test_forward.py (towers by their similarities), test_retrieval_models.py or test_next_item.py."""
     elsewhere = {
         "dbmtl", "dcn_v1", "dcn_v2", "deepfm", "dlrm", "dssm", "dssm_v2", "mask_net", "mmoe", "multi_tower",
         "multi_tower_din", "pepnet", "ple", "simple_multi_task", "wide_and_deep", "wukong", "xdeepfm",
-        "dat", "mind", "tdm",
+        "dat", "mind", "tdm", "hstu", "sasrec",
     }  # fmt: skip
     assert set(MODELS) == elsewhere | {reference.__name__ for reference in REFERENCES}
 
