@@ -105,6 +105,7 @@ def test_no_page_is_forgotten() -> None:
     """The rest is run by tests/optim, tests/models and the files beside this one."""
     elsewhere = {
         "api.md",
+        "export.md",
         "optimizers.md",
         "schedules.md",
         "models.md",

@@ -112,7 +112,8 @@ def _follow_supervisor(loop: asyncio.AbstractEventLoop, ending: asyncio.Event) -
 
 
 def _tell(status: Any, message: dict[str, Any]) -> None:
-    print(json.dumps(message), file=status, flush=True)
+    status.write(json.dumps(message) + "\n")
+    status.flush()
 
 
 class _Lines(logging.Handler):

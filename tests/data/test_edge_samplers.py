@@ -437,4 +437,10 @@ def test_settings_without_meaning_are_refused(data, batches, open_loader):
 
 
 def test_every_sampler_is_tested():
-    assert set(SAMPLERS) == {*NAMES, "catalogue_sampler", "in_batch_sampler", "tdm_sampler"}
+    assert set(SAMPLERS) == {
+        *NAMES,
+        "catalogue_sampler",
+        "in_batch_sampler",
+        "next_item_sampler",
+        "tdm_sampler",
+    }

@@ -123,6 +123,7 @@ def auc(model, data):
     return {
         task.label_name: roc_auc_score(data.labels[task.label_name], outputs[task.logits].numpy())
         for task in model.tasks
+        if not task.training_only
     }
 
 
@@ -149,6 +150,8 @@ def widened(config):
         tower.mlp.hidden_units[:] = [32]
     more = {"multi_tower": ["y"], "multi_tower_din": ["a", "c", "y"]}.get(config.WhichOneof("model"), [])
     config.feature_groups[0].feature_names.extend(more)
+    if config.WhichOneof("model") == "tdm":  # its first group is a sequence, for one id of the row
+        config.feature_groups[1].feature_names.extend(["c", "y"])
     return config
 
 

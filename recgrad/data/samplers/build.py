@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from google.protobuf.message import Message
+
 from recgrad.config.messages import chosen
 from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
@@ -11,6 +13,7 @@ from recgrad.data.features.base import Feature
 from recgrad.data.readers.reader import Reader
 from recgrad.data.samplers.sampler import SAMPLERS, Sampler
 from recgrad.errors import ConfigError, Problem
+from recgrad.limits import limits_of
 
 
 def leaves_unused(config: PipelineConfig) -> bool:
@@ -40,6 +43,20 @@ def build_sampler(
     if name not in SAMPLERS:
         known = ", ".join(SAMPLERS)
         raise ConfigError([Problem(f"data_config.{name}", f"this sampler is not supported; use {known}")])
+    _check_limits(name, message)
     named = [getattr(message, field, "") for field in ("item_id_field", "user_id_field")]
     reader.check_columns([column for column in named if column])
     return SAMPLERS[name].build(message, data, features, reader, training=training, seed=seed)
+
+
+def _check_limits(name: str, message: Message) -> None:
+    """Refuse settings outside the limits of the sampler's class, also where no check was made before."""
+    given = {field.name: value for field, value in message.ListFields()}
+    problems = [
+        Problem(f"data_config.{name}.{setting}{place}", what)
+        for setting, limit in limits_of(SAMPLERS[name]).items()
+        if setting in given
+        for place, what in limit.problems(given[setting])
+    ]
+    if problems:
+        raise ConfigError(problems)

@@ -56,7 +56,7 @@ class MultiWindowDINEncoder(SequenceEncoder):
         inputs = torch.cat([sequence, repeated * sequence, repeated], dim=1)
         scores = self.activation(self.score(self.mlp(inputs)))
         # Each (row, window) is a segment; one more window at the end takes what lies beyond the last.
-        window = torch.searchsorted(self.bounds, segments.places(), right=True)
+        window = (segments.places()[:, None] >= self.bounds).sum(1)  # few, and ONNX has no search
         rows, width = query.shape[0], self.windows + 1
         index = segments.rows * width + window
         lengths = torch.zeros(rows * width, dtype=torch.int64, device=query.device)

@@ -19,7 +19,7 @@ from recgrad.errors import DataError
 from recgrad.losses import build_loss
 from recgrad.models.base import MODELS
 from recgrad.models.build import build_model
-from recgrad.nn.encoders.base import ENCODERS, build_encoder
+from recgrad.nn.encoders.base import ENCODERS, SequenceFields, build_encoder
 from recgrad.optim.from_config import build_updater
 from recgrad.optim.roles import parameter_roles
 from recgrad.training.task import Task
@@ -28,7 +28,7 @@ STEPS = 3
 # Where the CPU has a kernel of its own (layer norm, DIN's attention), sums run in another order on a device.
 ROUNDED = {"rtol": 1e-5, "atol": 1e-6}
 EXACT = {"rtol": 0.0, "atol": 0.0}
-ROUNDED_MODELS = ("dbmtl", "mask_net", "multi_tower_din", "wukong")
+ROUNDED_MODELS = ("dbmtl", "mask_net", "multi_tower_din", "rank_mixer", "sasrec", "wukong")
 # Their updates are linear in the gradients, so that rounding stays rounding.
 TRAIN = """
 sparse_optimizer { sgd_optimizer { lr: 0.1 } constant_learning_rate {} }
@@ -37,11 +37,23 @@ dense_optimizer { sgd_optimizer { lr: 0.1 momentum: 0.9 } constant_learning_rate
 ATTENTION = {"attn_mlp": {"hidden_units": [4]}}
 ENCODER_PARAMS: dict[str, dict[str, Any]] = {
     "din_encoder": ATTENTION,
+    "eta_encoder": {"top_k": 2, "num_hashes": 8, "multihead_attn_dim": 6, "num_heads": 2},
     "multi_window_din_encoder": {**ATTENTION, "windows_len": [1, 2]},
     "pooling_encoder": {},
     "self_attention_encoder": {"multihead_attn_dim": 8, "num_heads": 2},
+    "sdim_encoder": {"num_hashes": 12, "hash_width": 2},
+    "sim_encoder": {
+        "query_feature": "kind",
+        "sequence_feature": "h__kind",
+        "top_k": 2,
+        "multihead_attn_dim": 6,
+    },
     "simple_attention": {},
 }
+# The first two columns are the item's kind, in one table.
+FIELDS = SequenceFields(
+    {"kind": slice(0, 2), "x": slice(2, 6)}, {"h__kind": slice(0, 2)}, {"kind": "k", "h__kind": "k"}
+)
 LOSSES = {
     "binary_cross_entropy { label_smoothing: 0.1 }": 1,
     "binary_focal_loss {}": 1,
@@ -187,7 +199,7 @@ def test_encodes_as_on_the_cpu(name: str, accelerator: torch.device) -> None:
     torch.manual_seed(1)
     lengths = torch.tensor([2, 0, 3, 1], dtype=torch.int32)
     query, sequence = torch.randn(4, 6), torch.randn(6, 6)
-    encoder = build_encoder(name, 6, 6, ENCODER_PARAMS[name])
+    encoder = build_encoder(name, 6, 6, ENCODER_PARAMS[name], FIELDS)
     found = []
     for device in (torch.device("cpu"), accelerator):
         encoder = encoder.to(device)
