@@ -112,7 +112,7 @@ class Application:
         task = asyncio.current_task()
         assert task is not None
         reserved = int(length) if length is not None and length.isdecimal() else 0
-        if not batcher.reserve(reserved):
+        if self.active > settings.max_queue or not batcher.reserve(reserved):
             raise _UnreadError(429, FULL)
         batcher.arriving += 1
         self._reading[task] = started + settings.body_timeout_s

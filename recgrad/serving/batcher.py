@@ -37,7 +37,7 @@ class Waiting(Generic[A]):
     future: asyncio.Future[A]
     size: int
     deadline: float
-    rows: int = field(default=0)
+    rows: int = field(default=0, kw_only=True)
 
 
 class Batcher(Generic[W, A]):
@@ -99,9 +99,7 @@ class Batcher(Generic[W, A]):
         return len(self._waiting)
 
     def reserve(self, size: int) -> bool:
-        """Take room for a request of `size` bytes; False when there is none."""
-        if len(self._waiting) + self.arriving >= self._settings.max_queue:
-            return False
+        """Take room for `size` bytes; False when there is none."""
         if self.held_bytes + size > self._settings.max_queue_bytes:
             return False
         self.held_bytes += size

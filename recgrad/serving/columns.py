@@ -254,6 +254,13 @@ def _map(value: Any, key: Convert, item: Convert) -> list[tuple[Any, Any]]:
     return [(key(name), None if one is None else item(one)) for name, one in value.items()]
 
 
+def json_value(value: Any) -> Any:
+    """A value of an Arrow column as a client would send it; a map is an object."""
+    if isinstance(value, list) and value and all(isinstance(item, tuple) for item in value):
+        return {str(key): item for key, item in value}
+    return value if isinstance(value, (int, float, str, bool, list, dict, type(None))) else str(value)
+
+
 def cast_table(table: pa.Table, types: Mapping[str, pa.DataType]) -> tuple[Columns, tuple[str, ...]]:
     """The known columns of an Arrow table in the model's types, and the names of the others.
 

@@ -13,15 +13,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from recgrad.errors import RecgradError
 from recgrad.serving.joins import FeatureStore
 from recgrad.serving.joins import signature as file_signature
 from recgrad.serving.scorer import Scorer
-from recgrad.serving.scoring import Served
+from recgrad.serving.served import Served
 from recgrad.serving.settings import StoreSettings
+from recgrad.serving.warming import warm_up
 
 logger = logging.getLogger("recgrad.serving")
 
@@ -142,7 +143,9 @@ class ModelHolder:
     def _served(
         self, scorer: Scorer, stores: Mapping[str, FeatureStore], version: str | None = None
     ) -> Served:
-        return Served(scorer, version or version_of(scorer), tuple(stores.values()))
+        served = Served(scorer, version or version_of(scorer), tuple(stores.values()))
+        warm_up(served)
+        return served
 
     def _signatures(self) -> dict[str, str | None]:
         found: dict[str, str | None] = {"bundle": bundle_signature(self.path)}
@@ -175,5 +178,5 @@ def bundle_signature(path: Path) -> str | None:
 
 def version_of(scorer: Scorer) -> str:
     """A name for a bundle: the beginning of its manifest's SHA-256."""
-    text = json.dumps(scorer.manifest, sort_keys=True, default=str)
+    text = json.dumps(scorer.manifest, sort_keys=True, default=asdict)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

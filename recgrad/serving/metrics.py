@@ -16,7 +16,7 @@ STATUSES = (200, 400, 404, 405, 408, 413, 415, 422, 429, 500, 503, 504)
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ROWS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 OTHER = "other"
-"""The route that requests to unknown paths are counted under."""
+"""The route of requests to unknown paths, and the status of rare ones."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Family:
 def families(routes: Sequence[str]) -> tuple[Family, ...]:
     """All metrics of a server with these routes."""
     paths = (*routes, OTHER)
-    answered = tuple(f'route="{path}",status="{status}"' for path in paths for status in STATUSES)
+    answered = tuple(f'route="{path}",status="{status}"' for path in paths for status in (*STATUSES, OTHER))
     one = ("",)
     return (
         Family("recgrad_requests_total", "counter", "Requests that were answered.", answered),
@@ -125,7 +125,8 @@ class Metrics:
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Count an answer."""
-        self.count("recgrad_requests_total", 1, f'route="{route}",status="{status}"')
+        known = status if status in STATUSES else OTHER
+        self.count("recgrad_requests_total", 1, f'route="{route}",status="{known}"')
         self.observe("recgrad_request_seconds", seconds, f'route="{route}"')
 
     def total(self, name: str, labels: str = "") -> float:

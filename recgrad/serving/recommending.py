@@ -24,7 +24,7 @@ from recgrad.serving.columns import RowReader, missing
 from recgrad.serving.index import MANIFEST, Index
 from recgrad.serving.joins import add_stored, signature
 from recgrad.serving.requests import Row
-from recgrad.serving.scoring import Served
+from recgrad.serving.served import Served
 
 logger = logging.getLogger("recgrad.serving")
 

@@ -58,16 +58,18 @@ def decode(
         kind: its content type, without parameters.
         max_rows: more rows are refused.
         keys: the id columns of stored features, by role; a user or item may then be an id alone.
-        on_bad_row: what an Arrow request asks for in its query; "" for the default.
+        on_bad_row: what the query asks for; "" for nothing. An Arrow body cannot say it itself.
 
     Raises:
         RequestError: 400 for what cannot be read, 413 for too many rows, 415 for another content type.
     """
-    kind = kind.partition(";")[0].strip().lower()
+    kind = plain_kind(kind)
+    if on_bad_row not in ("", "error", "null"):
+        raise RequestError(400, f"on_bad_row must be error or null, got {on_bad_row[:80]!r}")
     if kind in ARROW_KINDS:
         request = _arrow(body, on_bad_row)
     elif kind in JSON_KINDS:
-        request = _json(body, keys or {})
+        request = _json(body, keys or {}, on_bad_row)
     else:
         raise RequestError(415, f"content type '{kind[:80]}' is not read; send {JSON} or {ARROW}")
     if request.size > max_rows:
@@ -78,24 +80,32 @@ def decode(
     return request
 
 
-def _json(body: bytes, keys: dict[str, str]) -> ScoreRequest:
+def plain_kind(kind: str) -> str:
+    """A content type without its parameters."""
+    return kind.partition(";")[0].strip().lower() if ";" in kind else kind.strip().lower()
+
+
+def _json(body: bytes, keys: dict[str, str], on_bad_row: str) -> ScoreRequest:
     try:
         read = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(400, f"the body cannot be read: {error}{_UNLIKE}") from None
     except RecursionError:
         raise RequestError(400, f"the body cannot be read: it is nested too deeply{_UNLIKE}") from None
+    how: OnBadRow = read.on_bad_row
+    if on_bad_row:
+        how = "null" if on_bad_row == "null" else "error"
     if read.rows is not None:
         if read.user is not None or read.items is not None:
             raise RequestError(400, "the body has 'rows' beside 'user' or 'items'; keep one of both forms")
-        return ScoreRequest(read.rows, None, None, read.on_bad_row, len(read.rows))
+        return ScoreRequest(read.rows, None, None, how, len(read.rows))
     if read.items is None:
         raise RequestError(400, f"the body has neither 'rows' nor 'items'{_UNLIKE}")
     if read.user is None:
         raise RequestError(400, "the body has 'items' but no 'user'; send a user, or rows")
     items = [item if type(item) is dict else _of_id(item, "item", keys) for item in read.items]
     user = read.user if type(read.user) is dict else _of_id(read.user, "user", keys)
-    return ScoreRequest(items, None, user, read.on_bad_row, len(items))
+    return ScoreRequest(items, None, user, how, len(items))
 
 
 def _of_id(value: Any, role: str, keys: dict[str, str]) -> Row:
@@ -109,8 +119,6 @@ def _of_id(value: Any, role: str, keys: dict[str, str]) -> Row:
 
 
 def _arrow(body: bytes, on_bad_row: str) -> ScoreRequest:
-    if on_bad_row not in ("", "error", "null"):
-        raise RequestError(400, f"on_bad_row must be error or null, got {on_bad_row[:80]!r}")
     source = pa.py_buffer(body)
     try:
         _refuse_compressed(source)

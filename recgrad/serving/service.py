@@ -9,17 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from recgrad.serving.answers import ARROW, JSON, Answer, RequestError, Scored
+from recgrad.serving.answers import ARROW, JSON, Answer, RequestError
 from recgrad.serving.batcher import Batcher, Waiting
 from recgrad.serving.holder import ModelHolder
 from recgrad.serving.metrics import Metrics
 from recgrad.serving.recommending import IndexHolder
-from recgrad.serving.requests import ScoreRequest, decode
-from recgrad.serving.scoring import score_requests
+from recgrad.serving.requests import JSON_KINDS, ScoreRequest, decode, plain_kind
+from recgrad.serving.scoring import Body, Result, score_bodies
 from recgrad.serving.settings import ServerSettings
 
 T = TypeVar("T")
 
+ARROW_ROW_BYTES = 128
 LATE = RequestError(504, "the request waited longer than --timeout_s; send fewer at a time, or add workers")
 
 
@@ -44,10 +45,10 @@ class HttpRequest:
 
 @dataclass(eq=False)
 class Asked(Waiting[Answer]):
-    """A scoring request in the queue."""
+    """A scoring request in the queue, with the content type that is wanted back."""
 
-    request: HttpRequest | None = None
-    read: ScoreRequest | RequestError | None = None
+    body: Body
+    kind: str
 
 
 class Service:
@@ -97,13 +98,22 @@ class Service:
     async def score(self, request: HttpRequest) -> Answer:
         """The scores of a request, computed together with others."""
         deadline = request.started + self.settings.timeout_s
-        asked = Asked(self.loop.create_future(), len(request.body), deadline, request=request)
+        body = Body(request.body, request.kind, lambda: self.decode(request), query=bool(request.query))
+        asked = Asked(self.loop.create_future(), len(request.body), deadline, body, answer_kind(request))
         self.batcher.submit(asked)
         return await asked.future
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """A function on a thread beside the scoring one: for what is rare and takes longer."""
-        return await self.loop.run_in_executor(self._aside, function, *arguments)
+        """A function on a thread beside the scoring one: for what is rare and takes longer.
+
+        Raises:
+            RequestError: it was not done in time.
+        """
+        running = self.loop.run_in_executor(self._aside, function, *arguments)
+        try:
+            return await asyncio.wait_for(running, self.settings.timeout_s)
+        except asyncio.TimeoutError:
+            raise LATE from None
 
     def decode(self, request: HttpRequest) -> ScoreRequest:
         """The rows of a request; raises a RequestError."""
@@ -120,35 +130,23 @@ class Service:
         )
 
     def _prepare(self, asked: Asked) -> int:
-        assert asked.request is not None
-        try:
-            asked.read = self.decode(asked.request)
-        except RequestError as error:
-            asked.read = error
-            return 0
-        return asked.read.size
+        """About how many rows a request has: a bracket each, or some bytes of Arrow."""
+        data = asked.body.data
+        return data.count(b"{") if plain_kind(asked.body.kind) in JSON_KINDS else len(data) // ARROW_ROW_BYTES
 
     def _answer_all(self, batch: Sequence[Asked]) -> list[Answer]:
-        served = self.holder.current
-        fit = [asked for asked in batch if isinstance(asked.read, ScoreRequest)]
-        results = iter(score_requests(served, [asked.read for asked in fit]))  # type: ignore[misc]
-        answers = []
-        for asked in batch:
-            result = next(results) if isinstance(asked.read, ScoreRequest) else asked.read
-            answers.append(self._answer(asked, result))
-            asked.read = None
-        return answers
+        results = score_bodies(self.holder.current, [asked.body for asked in batch], self.settings.max_rows)
+        return [self._answer(asked, result) for asked, result in zip(batch, results)]
 
-    def _answer(self, asked: Asked, result: Scored | RequestError | None) -> Answer:
-        assert asked.request is not None
-        assert result is not None
+    def _answer(self, asked: Asked, result: Result) -> Answer:
+        asked.rows = asked.body.rows
         self.metrics.count("recgrad_rows_total", asked.rows)
         if isinstance(result, RequestError):
             self.metrics.count("recgrad_bad_rows_total", result.bad_rows)
             return result.answer()
         if result.bad:
             self.metrics.count("recgrad_bad_rows_total", len(result.bad))
-        return result.answer(answer_kind(asked.request))
+        return result.answer(asked.kind)
 
 
 def answer_kind(request: HttpRequest) -> str:

@@ -67,6 +67,7 @@ class FakeScorer(Scorer):
         self.calls: list[int] = []
 
     def score(self, rows: Any) -> dict[str, Any]:
+        rows = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
         assert rows.schema.names == SCHEMA.names, rows.schema
         assert [field.type for field in rows.schema] == [field.type for field in SCHEMA]
         self.calls.append(rows.num_rows)

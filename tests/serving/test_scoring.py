@@ -13,8 +13,10 @@ from serving_fake import GOLDEN, SCHEMA, FakeScorer, formula
 
 from recgrad.serving.answers import RequestError, Scored
 from recgrad.serving.joins import FeatureStore
+from recgrad.serving.pieces import FEW_CANDIDATES
 from recgrad.serving.requests import ScoreRequest
-from recgrad.serving.scoring import FEW_CANDIDATES, Result, Served, model_table, score_requests
+from recgrad.serving.scoring import Result, model_table, score_requests
+from recgrad.serving.served import Served
 from recgrad.serving.settings import StoreSettings
 
 SERVED = Served(FakeScorer(), "v1")

@@ -9,6 +9,7 @@ from recgrad.serving.answers import Answer, json_answer
 from recgrad.serving.routes._route import ROUTES, Route
 from recgrad.serving.scorer import Scorer
 from recgrad.serving.service import HttpRequest
+from recgrad.serving.warming import golden_rows
 from recgrad.version import __version__
 
 
@@ -36,7 +37,7 @@ class ModelCard(Route):
 
 def describe(scorer: Scorer) -> dict[str, Any]:
     """The card of a model."""
-    golden = scorer.golden.slice(0, 1).to_pylist() if scorer.golden.num_rows else [{}]
+    golden = golden_rows(scorer.golden.slice(0, 1)) or [{}]
     return {
         "outputs": list(scorer.outputs),
         "tasks": list(scorer.tasks),
@@ -52,12 +53,5 @@ def describe(scorer: Scorer) -> dict[str, Any]:
             for spec in scorer.features
         ],
         "manifest": scorer.manifest,
-        "golden_row": {name: _plain(value) for name, value in golden[0].items()},
+        "golden_row": golden[0],
     }
-
-
-def _plain(value: Any) -> Any:
-    """A value of a row as JSON has it; a map is an object."""
-    if isinstance(value, list) and value and all(isinstance(item, tuple) for item in value):
-        return {str(key): item for key, item in value}
-    return value if isinstance(value, (int, float, str, bool, list, dict, type(None))) else str(value)

@@ -1,0 +1,195 @@
+"""Many JSON bodies as Arrow columns in one go; see `json_kernel` for what is read this way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from recgrad.serving import json_kernel as kernel
+from recgrad.serving.columns import Columns
+
+_KINDS = {
+    pa.lib.Type_INT64: kernel.INT,
+    pa.lib.Type_INT32: kernel.INT,
+    pa.lib.Type_INT16: kernel.INT,
+    pa.lib.Type_INT8: kernel.INT,
+    pa.lib.Type_DOUBLE: kernel.FLOAT,
+    pa.lib.Type_FLOAT: kernel.FLOAT,
+    pa.lib.Type_STRING: kernel.TEXT,
+    pa.lib.Type_LARGE_STRING: kernel.TEXT,
+    pa.lib.Type_BOOL: kernel.BOOL,
+}
+MAX_SHAPES = 4
+"""Groups of bodies with different keys that are read in one batch; the rest are read in another way."""
+
+Ints = npt.NDArray[np.int64]
+_user = msgspec.json.Decoder(dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Read:
+    """Bodies of one shape.
+
+    Attributes:
+        bodies: their numbers.
+        counts: rows of each.
+        columns: of all rows, body after body.
+        users: the user of each, or None.
+        nulls: whether each asks for nulls in place of an error.
+    """
+
+    bodies: list[int]
+    counts: list[int]
+    columns: Columns
+    users: list[dict[str, Any] | None]
+    nulls: list[bool]
+
+
+class BodyReader:
+    """Reads bodies with rows of some columns.
+
+    Args:
+        types: the columns.
+    """
+
+    def __init__(self, types: Mapping[str, pa.DataType]) -> None:
+        self._types = dict(types)
+        names = [name.encode() for name in types]
+        self._names = np.frombuffer(b"".join(names) or b"\0", np.uint8)
+        self._offsets = np.cumsum([0, *map(len, names)])
+        self._kinds = np.array([_KINDS.get(kind.id, kernel.OTHER) for kind in types.values()], np.int64)
+        self._columns = list(types.items())
+
+    def read(self, bodies: Sequence[bytes], max_rows: int) -> tuple[list[Read], list[int]]:
+        """What could be read, by shape, and the numbers of the other bodies."""
+        text = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+        data = np.frombuffer(text, np.uint8)
+        ends = np.cumsum([len(body) for body in bodies])
+        # Each row has a bracket of its own; a text with brackets in it makes room for some rows more.
+        room = min(text.count(b"{"), max_rows * len(bodies)) + 1
+        left = np.arange(len(bodies))
+        groups: list[Read] = []
+        others: list[int] = []
+        for _ in range(MAX_SHAPES):
+            if not len(left):
+                break
+            found, group = self._read(bodies, data, ends, left, room, max_rows)
+            codes = found[left, kernel.CODE]
+            refused = set(left[codes == kernel.READ].tolist())
+            if group is not None:
+                groups.append(group)
+                refused -= set(group.bodies)
+            others += sorted([*left[codes == kernel.ODD].tolist(), *refused])
+            left = left[codes == kernel.OTHER_SHAPE]
+        return groups, sorted([*others, *left.tolist()])
+
+    def _read(
+        self, bodies: Sequence[bytes], data: Any, ends: Ints, wanted: Ints, room: int, max_rows: int
+    ) -> tuple[Ints, Read | None]:
+        size = (len(self._kinds), room)
+        cells, stops = np.empty(size, np.int64), np.zeros(size, np.int64)
+        states = np.empty(size, np.uint8)
+        shape = np.full(len(self._kinds) + 1, -1)
+        found = np.zeros((len(bodies), kernel.FOUND), np.int64)
+        rows = kernel.read_bodies(
+            data, ends, wanted, max_rows, self._names, self._offsets, self._kinds, shape,
+            cells, stops, states, found,
+        )  # fmt: skip
+        if not rows:
+            return found, None
+        lines = found[wanted[found[wanted, kernel.CODE] == kernel.READ]]
+        numbers = wanted[found[wanted, kernel.CODE] == kernel.READ].tolist()
+        users: list[dict[str, Any] | None] = [None] * len(numbers)
+        for at, (number, line) in enumerate(zip(numbers, lines.tolist())):
+            if line[kernel.HIGH] or line[kernel.USER_END]:
+                start = int(ends[number - 1]) if number else 0
+                try:
+                    if line[kernel.HIGH]:
+                        bodies[number].decode()
+                    if line[kernel.USER_END]:
+                        begin, end = line[kernel.USER] - start, line[kernel.USER_END] - start
+                        users[at] = _user.decode(memoryview(bodies[number])[begin:end])
+                except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
+                    return found, None  # one of them is no JSON: each is read by itself
+        columns = self._arrays(data, shape[1 : 1 + shape[0]].tolist(), rows, cells, stops, states)
+        if columns is None:
+            return found, None
+        counts, nulls = lines[:, kernel.ROWS].tolist(), lines[:, kernel.NULLS].tolist()
+        return found, Read(numbers, counts, columns, users, [bool(null) for null in nulls])
+
+    def _arrays(
+        self, data: Any, present: Iterable[int], rows: int, cells: Any, stops: Any, states: Any
+    ) -> Columns | None:
+        """The cells as Arrow arrays, sharing their memory; None if a value does not fit its column."""
+        present = sorted(present)
+        nulls_of, hard = kernel.tally(states, np.array(present), rows)
+        if hard:
+            _read_hard(data, present, rows, cells, stops, states)
+        whole = pa.py_buffer(cells)
+        width = 8 * cells.shape[1]
+        texts = [c for c in present if self._kinds[c] == kernel.TEXT]
+        text_buffers = _text_buffers(data, texts, rows, cells, stops) if texts else {}
+        columns: Columns = {}
+        for c, nulls in zip(present, nulls_of.tolist()):
+            name, kind = self._columns[c]
+            mask = pa.py_buffer(np.packbits(states[c, :rows] != 0, bitorder="little")) if nulls else None
+            if kind.id in (pa.lib.Type_INT64, pa.lib.Type_DOUBLE):
+                buffers = [mask, whole.slice(c * width, 8 * rows)]
+            elif self._kinds[c] == kernel.OTHER:
+                columns[name] = pa.nulls(rows, kind)  # nothing else is read of it here
+                continue
+            elif self._kinds[c] == kernel.TEXT:
+                wide = kind.id == pa.lib.Type_LARGE_STRING
+                offsets, content = text_buffers[c]
+                buffers = [mask, pa.py_buffer(offsets.astype(np.int64) if wide else offsets), content]
+            else:
+                values = _narrow(cells[c, :rows], kind)
+                if values is None:
+                    return None
+                buffers = [mask, values]
+            columns[name] = pa.Array.from_buffers(kind, rows, buffers, nulls)
+        return columns
+
+
+def _narrow(values: Any, kind: pa.DataType) -> pa.Buffer | None:
+    """Cells as a type of fewer bytes; None where one does not fit."""
+    if pa.types.is_boolean(kind):
+        return pa.py_buffer(np.packbits(values != 0, bitorder="little"))
+    if pa.types.is_float32(kind):
+        with np.errstate(over="ignore"):
+            return pa.py_buffer(values.view(np.float64).astype(np.float32))
+    narrow = values.astype(kind.to_pandas_dtype())
+    return pa.py_buffer(narrow) if np.array_equal(narrow, values) else None
+
+
+def _text_buffers(data: Any, texts: list[int], rows: int, cells: Any, stops: Any) -> dict[int, Any]:
+    offsets = np.empty((len(texts), rows + 1), np.int32)
+    content = pa.py_buffer(kernel.gather_texts(data, np.array(texts), rows, cells, stops, offsets))
+    found, begin = {}, 0
+    for at, column in enumerate(texts):
+        size = int(offsets[at, rows])
+        found[column] = (offsets[at], content.slice(begin, size))
+        begin += size
+    return found
+
+
+def _read_hard(data: Any, present: list[int], rows: int, cells: Any, stops: Any, states: Any) -> None:
+    """Floats with many digits, which Arrow reads exactly."""
+    where, row = np.nonzero(states[present, :rows] == kernel.HARD)
+    column = np.array(present)[where]
+    begins, ends = cells[column, row], stops[column, row]
+    offsets = np.zeros(len(begins) + 1, np.int32)
+    np.cumsum(ends - begins, out=offsets[1:])
+    one = np.zeros(1, np.int64)
+    own = np.empty((1, len(begins) + 1), np.int32)
+    content = kernel.gather_texts(data, one, len(begins), begins[None, :], ends[None, :], own)
+    texts = pa.Array.from_buffers(
+        pa.string(), len(begins), [None, pa.py_buffer(own[0]), pa.py_buffer(content)]
+    )
+    cells.view(np.float64)[column, row] = texts.cast(pa.float64()).to_numpy()

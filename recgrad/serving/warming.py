@@ -1,0 +1,35 @@
+"""The first scores of a model, before it is served: code is compiled and pages are read then."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+import pyarrow as pa
+
+from recgrad.serving.answers import RequestError
+from recgrad.serving.columns import json_value
+from recgrad.serving.requests import decode
+from recgrad.serving.scoring import Body, score_bodies
+from recgrad.serving.served import Served
+
+logger = logging.getLogger("recgrad.serving")
+
+
+def warm_up(served: Served) -> None:
+    """Score golden rows in the way that requests are, alone and together."""
+    rows = golden_rows(served.scorer.golden)
+    for some in (rows[:1], rows):
+        body = msgspec.json.encode({"rows": some})
+        result = score_bodies(served, [_body(body)] * 2, max(len(some), 1))[0]
+        if isinstance(result, RequestError):
+            logger.info("golden rows are not scored as JSON: %s", result.message)
+
+
+def golden_rows(golden: pa.Table) -> list[dict[str, object]]:
+    """The golden rows as a client would send them."""
+    return [{name: json_value(value) for name, value in row.items()} for row in golden.to_pylist()]
+
+
+def _body(data: bytes) -> Body:
+    return Body(data, "application/json", lambda: decode(data, "application/json", max_rows=1 << 30))
