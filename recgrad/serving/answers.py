@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import msgspec
@@ -85,6 +85,15 @@ class RequestError(Exception):
 def _few(names: Sequence[str]) -> list[str]:
     """Names that a client sent, so that the answer stays short."""
     return [name if len(name) <= 80 else name[:79] + "…" for name in names[:MAX_SHOWN_FAULTS]]
+
+
+def plain_content(value: Any) -> Any:
+    """Records and mappings as dicts, tuples as lists: what JSON has."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain_content(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain_content(item) for key, item in value.items()}
+    return [plain_content(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def json_answer(value: Any, status: int = 200) -> Answer:

@@ -1,7 +1,9 @@
-"""Scores concurrent requests together, on a thread of its own.
+"""Scores concurrent requests together.
 
-Whatever waits when the thread is free is one batch, so nothing waits for a full one. Only while
-other requests are arriving does a batch wait for them, for a bounded time.
+Whatever has come when the model is free is one batch, so nothing waits for a full one. Only while
+other requests are arriving does a batch wait for them, for a bounded time. A batch that takes a
+few milliseconds is scored on the event loop's own thread: to hand it to another one and back costs
+more than others lose who wait meanwhile. Longer ones have a thread of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +25,10 @@ logger = logging.getLogger("recgrad.serving")
 A = TypeVar("A")
 W = TypeVar("W", bound="Waiting[Any]")
 
+INLINE_S = 0.01
+"""The longest batch, as far as one can tell, that is scored on the event loop's thread."""
+WAIT_STEP_S = 0.0002
+
 
 @dataclass(eq=False)
 class Waiting(Generic[A]):
@@ -32,6 +38,7 @@ class Waiting(Generic[A]):
         future: takes the answer, on the event loop.
         size: bytes that it holds.
         deadline: when nobody waits for the answer any more, by time.monotonic.
+        rows: about how many it has.
     """
 
     future: asyncio.Future[A]
@@ -41,41 +48,43 @@ class Waiting(Generic[A]):
 
 
 class Batcher(Generic[W, A]):
-    """A queue with a bound, and the thread that empties it.
+    """Requests that wait, with bounds; all but `_run` and `_answers` is called on the event loop.
 
     Args:
-        answer: gives the answers of some requests; it must not raise. Runs on the thread.
-        prepare: reads one request before it is put into a batch, and returns its number of rows; may raise
-            nothing. Runs on the thread.
+        answer: gives the answers of some requests; it must not raise. Runs on either thread.
         late: the answer of a request whose deadline has passed.
         settings: the bounds.
         metrics: takes sizes and times.
         loop: where futures are set.
+        row_s: about what a row takes.
     """
 
     def __init__(
         self,
         answer: Callable[[Sequence[W]], Sequence[A]],
-        prepare: Callable[[W], int],
         late: A,
         *,
         settings: ServerSettings,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
+        row_s: float = 0.0,
     ) -> None:
         self._answer = answer
-        self._prepare = prepare
         self._late = late
         self._settings = settings
         self._metrics = metrics
         self._loop = loop
-        self._queue: queue.SimpleQueue[W | None] = queue.SimpleQueue()
         self._waiting: set[W] = set()
+        self._fresh: list[W] = []
+        self._fresh_since = 0.0
+        self._queue: queue.SimpleQueue[list[W] | None] = queue.SimpleQueue()
+        self._queued = 0  # batches that the thread has, or is about to have
+        self._row_s = row_s
+        self._busy_since: float | None = None
+        self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
         self.held_bytes = 0
         self.arriving = 0
         """Requests whose bodies are being read; they will be submitted soon."""
-        self.busy_since: float | None = None
-        self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -89,7 +98,7 @@ class Batcher(Generic[W, A]):
     @property
     def alive(self) -> bool:
         """Whether the thread runs and no batch has taken longer than requests may wait."""
-        busy = self.busy_since
+        busy = self._busy_since
         stuck = busy is not None and time.monotonic() - busy > 2 * self._settings.timeout_s
         return self._thread.is_alive() and not stuck
 
@@ -110,75 +119,95 @@ class Batcher(Generic[W, A]):
         self.held_bytes -= size
 
     def submit(self, waiting: W) -> None:
-        """Queue a request; on the event loop."""
+        """Take a request up."""
         self._waiting.add(waiting)
-        self._queue.put(waiting)
+        self._fresh.append(waiting)
+        if len(self._fresh) == 1:
+            self._fresh_since = time.monotonic()
+            self._loop.call_soon(self._flush)
 
     def forget_late(self) -> None:
-        """Answer requests whose deadline has passed; called now and then, on the event loop."""
+        """Answer requests whose deadline has passed; called now and then."""
         now = time.monotonic()
         for waiting in [waiting for waiting in self._waiting if waiting.deadline < now]:
             self._set(waiting, self._late)
         self._metrics.set("recgrad_queue_requests", len(self._waiting))
         self._metrics.set("recgrad_queue_bytes", self.held_bytes)
 
-    def _set(self, waiting: W, answer: A) -> None:
-        self._waiting.discard(waiting)
-        if not waiting.future.done():
-            waiting.future.set_result(answer)
+    def _flush(self) -> None:
+        """Score what has come, here or on the thread."""
+        left = self._fresh_since + self._settings.max_wait_ms / 1000 - time.monotonic()
+        rows = sum(waiting.rows for waiting in self._fresh)
+        if self.arriving > 0 and left > 0 and rows < self._settings.batch_rows:
+            self._loop.call_later(min(left, WAIT_STEP_S), self._flush)
+            return
+        batch, self._fresh = self._fresh, []
+        if self._queued or rows * self._row_s > INLINE_S:
+            self._queued += 1
+            self._queue.put(batch)
+            return
+        for part in parts(batch, self._settings.batch_rows):
+            self._deliver(part, self._answers(part))
 
     def _deliver(self, batch: Sequence[W], answers: Sequence[A]) -> None:
         for waiting, answer in zip(batch, answers):
             self._set(waiting, answer)
 
+    def _set(self, waiting: W, answer: A) -> None:
+        self._waiting.discard(waiting)
+        if not waiting.future.done():
+            waiting.future.set_result(answer)
+
     def _run(self) -> None:
-        while True:
-            first = self._queue.get()
-            if first is None:
-                return
-            batch, last = self._collect(first)
-            if batch:
-                self._score(batch)
-            if last:
-                return
+        """What the thread does."""
+        last = False
+        while not last:
+            got = [self._queue.get()]
+            while not self._queue.empty():
+                got.append(self._queue.get())
+            batches = [batch for batch in got if batch is not None]
+            last = len(batches) < len(got)
+            now = time.monotonic()
+            live = [waiting for batch in batches for waiting in batch if waiting.deadline >= now]
+            for part in parts(live, self._settings.batch_rows):
+                self._busy_since = time.monotonic()
+                answers = self._answers(part)
+                self._busy_since = None
+                self._loop.call_soon_threadsafe(self._deliver, part, answers)
+            if not last:
+                self._loop.call_soon_threadsafe(self._leave, len(batches))
 
-    def _collect(self, first: W) -> tuple[list[W], bool]:
-        """What waits, up to the rows of a batch; and whether it is the last."""
-        batch: list[W] = []
-        rows = 0
-        until = time.monotonic() + self._settings.max_wait_ms / 1000
-        following: W | None = first
-        while True:
-            if following is None:
-                return batch, True
-            if following.deadline >= time.monotonic():
-                following.rows = self._prepare(following)
-                rows += following.rows
-                batch.append(following)
-            if rows >= self._settings.batch_rows:
-                return batch, False
-            try:
-                following = self._queue.get_nowait()
-            except queue.Empty:
-                left = until - time.monotonic()
-                if self.arriving <= 0 or left <= 0:
-                    return batch, False
-                try:
-                    following = self._queue.get(timeout=left)
-                except queue.Empty:
-                    return batch, False
+    def _leave(self, count: int) -> None:
+        self._queued -= count
 
-    def _score(self, batch: list[W]) -> None:
+    def _answers(self, batch: Sequence[W]) -> Sequence[A]:
         started = time.monotonic()
-        self.busy_since = started
         try:
             answers = self._answer(batch)
-        except BaseException:  # the thread must live on, whatever happens
+        except Exception:  # whatever happens, the server must live on
             logger.exception("a batch could not be scored")
             answers = [self._late] * len(batch)
-        self.busy_since = None
+        seconds = time.monotonic() - started
+        rows = sum(waiting.rows for waiting in batch)
+        if rows:
+            took = seconds / rows
+            self._row_s += (0.5 if took > self._row_s else 0.05) * (took - self._row_s)
         metrics = self._metrics
-        metrics.observe("recgrad_scoring_seconds", time.monotonic() - started)
+        metrics.observe("recgrad_scoring_seconds", seconds)
         metrics.observe("recgrad_batch_requests", len(batch))
-        metrics.observe("recgrad_batch_rows", sum(waiting.rows for waiting in batch))
-        self._loop.call_soon_threadsafe(self._deliver, batch, answers)
+        metrics.observe("recgrad_batch_rows", rows)
+        return answers
+
+
+def parts(batch: Sequence[W], rows: int) -> Iterator[list[W]]:
+    """The batch in parts of at most so many rows, unless a single request has more."""
+    part: list[W] = []
+    total = 0
+    for waiting in batch:
+        if part and total + waiting.rows > rows:
+            yield part
+            part, total = [], 0
+        part.append(waiting)
+        total += waiting.rows
+    if part:
+        yield part

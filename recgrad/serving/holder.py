@@ -13,10 +13,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from recgrad.errors import RecgradError
+from recgrad.serving.answers import plain_content
 from recgrad.serving.joins import FeatureStore
 from recgrad.serving.joins import signature as file_signature
 from recgrad.serving.scorer import Scorer
@@ -66,6 +67,7 @@ class ModelHolder:
         self.path = Path(path)
         self.refused: Refused | None = None
         self.loaded_at = 0.0
+        self.row_s = 0.0  # what a row of the newest model took while it was warmed up
         self._settings = dict(stores or {})
         self._folder = folder
         self._load = load
@@ -144,7 +146,7 @@ class ModelHolder:
         self, scorer: Scorer, stores: Mapping[str, FeatureStore], version: str | None = None
     ) -> Served:
         served = Served(scorer, version or version_of(scorer), tuple(stores.values()))
-        warm_up(served)
+        self.row_s = warm_up(served)
         return served
 
     def _signatures(self) -> dict[str, str | None]:
@@ -178,5 +180,5 @@ def bundle_signature(path: Path) -> str | None:
 
 def version_of(scorer: Scorer) -> str:
     """A name for a bundle: the beginning of its manifest's SHA-256."""
-    text = json.dumps(scorer.manifest, sort_keys=True, default=asdict)
+    text = json.dumps(plain_content(scorer.manifest), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -78,11 +78,11 @@ class Service:
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="aside")
         self.batcher: Batcher[Asked, Answer] = Batcher(
             self._answer_all,
-            self._prepare,
             LATE.answer(),
             settings=settings,
             metrics=metrics,
             loop=loop,
+            row_s=holder.row_s,
         )
 
     def start(self) -> None:
@@ -99,7 +99,10 @@ class Service:
         """The scores of a request, computed together with others."""
         deadline = request.started + self.settings.timeout_s
         body = Body(request.body, request.kind, lambda: self.decode(request), query=bool(request.query))
-        asked = Asked(self.loop.create_future(), len(request.body), deadline, body, answer_kind(request))
+        rows = about_rows(request)
+        asked = Asked(
+            self.loop.create_future(), len(request.body), deadline, body, answer_kind(request), rows=rows
+        )
         self.batcher.submit(asked)
         return await asked.future
 
@@ -129,11 +132,6 @@ class Service:
             on_bad_row=asked.get("on_bad_row", ""),
         )
 
-    def _prepare(self, asked: Asked) -> int:
-        """About how many rows a request has: a bracket each, or some bytes of Arrow."""
-        data = asked.body.data
-        return data.count(b"{") if plain_kind(asked.body.kind) in JSON_KINDS else len(data) // ARROW_ROW_BYTES
-
     def _answer_all(self, batch: Sequence[Asked]) -> list[Answer]:
         results = score_bodies(self.holder.current, [asked.body for asked in batch], self.settings.max_rows)
         return [self._answer(asked, result) for asked, result in zip(batch, results)]
@@ -147,6 +145,13 @@ class Service:
         if result.bad:
             self.metrics.count("recgrad_bad_rows_total", len(result.bad))
         return result.answer(asked.kind)
+
+
+def about_rows(request: HttpRequest) -> int:
+    """About how many rows a request has: a bracket each, or some bytes of Arrow."""
+    if plain_kind(request.kind) in JSON_KINDS:
+        return request.body.count(b"{")
+    return len(request.body) // ARROW_ROW_BYTES
 
 
 def answer_kind(request: HttpRequest) -> str:

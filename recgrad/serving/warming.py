@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import msgspec
 import pyarrow as pa
@@ -16,14 +17,18 @@ from recgrad.serving.served import Served
 logger = logging.getLogger("recgrad.serving")
 
 
-def warm_up(served: Served) -> None:
-    """Score golden rows in the way that requests are, alone and together."""
+def warm_up(served: Served) -> float:
+    """Score golden rows in the way that requests are, alone and together; returns the seconds of a row."""
     rows = golden_rows(served.scorer.golden)
+    seconds = 0.0
     for some in (rows[:1], rows):
         body = msgspec.json.encode({"rows": some})
+        started = time.perf_counter()
         result = score_bodies(served, [_body(body)] * 2, max(len(some), 1))[0]
+        seconds = time.perf_counter() - started
         if isinstance(result, RequestError):
             logger.info("golden rows are not scored as JSON: %s", result.message)
+    return seconds / max(2 * len(rows), 1)
 
 
 def golden_rows(golden: pa.Table) -> list[dict[str, object]]:

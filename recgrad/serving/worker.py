@@ -106,7 +106,7 @@ async def _drained(app: Any, serving: asyncio.Task[None], most_s: float) -> None
 
 def _follow_supervisor(loop: asyncio.AbstractEventLoop, ending: asyncio.Event) -> None:
     """End when standard input does: the supervisor is gone."""
-    while sys.stdin.buffer.read(1):
+    while os.read(0, 1):  # not through sys.stdin, whose lock would be held at the end
         pass
     loop.call_soon_threadsafe(ending.set)
 
@@ -133,4 +133,7 @@ def _speak(prefix: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of the server may not outlive the interpreter, and nothing is left to do

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from recgrad.serving.answers import Answer, json_answer
+from recgrad.serving.answers import Answer, json_answer, plain_content
 from recgrad.serving.routes._route import ROUTES, Route
 from recgrad.serving.scorer import Scorer
 from recgrad.serving.service import HttpRequest
@@ -52,6 +52,6 @@ def describe(scorer: Scorer) -> dict[str, Any]:
             }
             for spec in scorer.features
         ],
-        "manifest": scorer.manifest,
+        "manifest": plain_content(scorer.manifest),
         "golden_row": golden[0],
     }
