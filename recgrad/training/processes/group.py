@@ -31,7 +31,9 @@ from recgrad.training.processes.processes import DEFAULT_TIMEOUT_SECS, Processes
 
 LEAVE_SECS = 5.0
 LOOK_SECS = 3.0
+LAUNCHER_SECS = 2.0
 INTERRUPTED = 130
+TERMINATED = 143
 
 
 class _Group(Processes):
@@ -177,10 +179,19 @@ class _Group(Processes):
             published = self._board.fail(Failure(self.rank, own.host, kind, text))
         except (RuntimeError, OSError) as lost:
             if comes_from_a_peer(error):
+                self._end_quietly_with_the_launcher()
                 raise ProcessError(self._store_lost()) from lost
             return
         if published.rank != self.rank:
             raise self._error(published) from error
+
+    def _end_quietly_with_the_launcher(self) -> None:
+        """End as by the SIGTERM that the kernel sends until the ranks have met.
+
+        The lost store is sometimes noticed before the signal comes; there is nothing to tell either way.
+        """
+        if self._pulse.what == MEETING and self._heartbeat.lost_launcher(within_secs=LAUNCHER_SECS):
+            raise SystemExit(TERMINATED)
 
     def _tell(self, kind: str, message: str) -> None:
         with suppress(Exception):

@@ -106,6 +106,16 @@ class Heartbeat:
         self._pulse.wake.set()
         self._thread.join(timeout=2 * MANY_EVERY_SECS)
 
+    def lost_launcher(self, within_secs: float = 0.0) -> bool:
+        """Whether the launcher that started this rank has ended, or does so within some seconds.
+
+        A dying process closes its connections a moment before its children get another parent.
+        """
+        deadline = time.monotonic() + within_secs
+        while self._launched and os.getppid() == self._parent and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self._launched and os.getppid() != self._parent
+
     def _run(self) -> None:
         try:
             board = self._board()
@@ -120,7 +130,7 @@ class Heartbeat:
         except Exception:
             # The store is gone, and with it whoever would read the sign. A run whose launcher was
             # killed must not go on unseen; the rest is for its collectives to find out.
-            if self._launched and os.getppid() != self._parent and not self._stopped.is_set():
+            if self.lost_launcher() and not self._stopped.is_set():
                 os.kill(os.getpid(), signal.SIGTERM)
 
 

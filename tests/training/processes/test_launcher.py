@@ -149,11 +149,27 @@ def test_ranks_that_have_not_met_end_at_once_and_quietly_with_the_launcher() -> 
 
 
 @pytest.mark.slow
-def test_ranks_that_wait_for_each_other_end_quietly_with_the_launcher(start_launcher: StartLauncher) -> None:
-    program = """
-os.write(1, b"here\\n")
+@pytest.mark.parametrize("told", ["by a signal", "by the store"])
+def test_ranks_that_wait_for_each_other_end_quietly_with_the_launcher(
+    start_launcher: StartLauncher, told: str
+) -> None:
+    # Whether the kernel's signal or the closed connection comes first is chance; without the signal the
+    # connection does.
+    program = f"""
+import torch.distributed as dist
+from recgrad.training.processes.heartbeat import watch_launcher_alone
+meet = dist.init_process_group
+
+def say_and_meet(*args, **kwargs):
+    if {told == "by the store"}:
+        watch_launcher_alone()
+    os.write(1, b"here\\n")
+    meet(*args, **kwargs)
+
 if os.environ["RANK"] == "1":
+    os.write(1, b"here\\n")
     time.sleep(600)
+dist.init_process_group = say_and_meet
 finish(lambda p: None, timeout_secs=600)
 """
     launcher = start_launcher(program)
