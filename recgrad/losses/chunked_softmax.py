@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_SCORES = 1 << 24
-"""Scores that are held at once: 64 MB of float32."""
+from recgrad.losses.softmax_kernels import exponentials, fits_kernels
+
+CHUNK_SCORES = 1 << 21
+"""Scores that are held at once: 8 MB of float32, which caches hold between two passes."""
 
 
 def chunked_softmax(
@@ -42,19 +44,20 @@ class _ChunkedSoftmax(torch.autograd.Function):
     def forward(ctx: Any, queries: Tensor, items: Tensor, own: Tensor, scores: int) -> Tensor:
         """The cross entropy of each query."""
         needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        values = torch.empty_like(queries[:, 0])
+        queries, items = queries.contiguous(), items.contiguous()
+        values = (queries * items.index_select(0, own)).sum(1).neg_()
         of_queries = torch.empty_like(queries) if needed else None
         of_items = torch.zeros_like(items) if needed else None
         for part in _chunks(queries, items, scores):
-            matrix = queries[part] @ items.t()
-            at = own[part, None]
-            own_scores = matrix.gather(1, at).squeeze(1)
-            log_sum = torch.logsumexp(matrix, dim=1)
-            values[part] = log_sum - own_scores
+            powers, tops, sums = _exponentials(queries[part], items)
+            values[part] += tops + sums.log()
             if of_queries is not None and of_items is not None:
-                slope = _slope(matrix, log_sum, at)
-                torch.mm(slope, items, out=of_queries[part])
-                of_items.addmm_(slope.t(), queries[part])
+                torch.mm(powers, items, out=of_queries[part])
+                of_queries[part] /= sums[:, None]
+                of_items.addmm_(powers.t(), queries[part] / sums[:, None])
+        if of_queries is not None and of_items is not None:
+            of_queries -= items.index_select(0, own)
+            of_items.index_add_(0, own, queries, alpha=-1)
         ctx.scores = scores
         ctx.save_for_backward(queries, items, own, of_queries, of_items)
         return values
@@ -69,18 +72,26 @@ class _ChunkedSoftmax(torch.autograd.Function):
             return from_queries, None, None, None
         if not len(of_values) or bool((of_values == of_values[0]).all()):
             return from_queries, of_items * (of_values[0] if len(of_values) else 0), None, None
-        from_items = torch.zeros_like(items)
+        weighted = queries * of_values[:, None]
+        from_items = torch.zeros_like(items).index_add_(0, own, weighted, alpha=-1)
         for part in _chunks(queries, items, ctx.scores):
-            matrix = queries[part] @ items.t()
-            slope = _slope(matrix, torch.logsumexp(matrix, dim=1), own[part, None])
-            from_items.addmm_(slope.t(), queries[part] * of_values[part, None])
+            powers, _, sums = _exponentials(queries[part], items)
+            from_items.addmm_(powers.t(), weighted[part] / sums[:, None])
         return from_queries, from_items, None, None
 
 
-def _slope(matrix: Tensor, log_sum: Tensor, own: Tensor) -> Tensor:
-    """softmax - 1 at the own item; the matrix is used up."""
-    slope = matrix.sub_(log_sum[:, None]).exp_()
-    return slope.scatter_add_(1, own, -torch.ones_like(own, dtype=slope.dtype))
+def _exponentials(queries: Tensor, items: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(s − t) of all scores s, the largest score t of each query, and the sum of its exponentials.
+
+    Divisions by the sums are left to what the exponentials are multiplied with, which is narrower: scores
+    are read once for their largest and once more for their exponentials.
+    """
+    matrix = queries @ items.t()
+    if fits_kernels(matrix):
+        return matrix, *exponentials(matrix)
+    tops = matrix.amax(1)
+    powers = matrix.sub_(tops[:, None]).exp_()
+    return powers, tops, powers.sum(1)
 
 
 def _chunks(queries: Tensor, items: Tensor, scores: int) -> list[slice]:

@@ -16,6 +16,7 @@ from recgrad.losses.candidates import (
     split_own,
 )
 from recgrad.losses.chunked_softmax import chunked_softmax
+from recgrad.losses.softmax_kernels import exponentials
 
 FORMULAS = {
     "sampled_softmax": sampled_softmax,
@@ -24,6 +25,9 @@ FORMULAS = {
     "cosine_contrastive": lambda own, others: cosine_contrastive(own, others, margin=0.1, weight=5.0),
     "generalized_bce": lambda own, others: generalized_bce(own, others, beta=0.3),
 }
+
+
+KINDS = (torch.float32, torch.float64)
 
 
 def scores(rows, candidates, seed=0):
@@ -139,6 +143,52 @@ def test_chunks_give_the_softmax_over_all_items_and_its_gradients(queries, items
         results.append([rows.detach(), *(leaf.grad for leaf in leaves)])
     for ours, theirs in zip(*results):
         torch.testing.assert_close(ours, theirs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    queries=st.integers(0, 9),
+    items=st.integers(1, 100),
+    spread=st.sampled_from([0.1, 3.0, 30.0]),
+    weighted=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_kernels_of_single_precision_give_what_double_precision_does(queries, items, spread, weighted, seed):
+    generator = torch.Generator().manual_seed(seed)
+    u = spread * torch.randn(queries, 8, generator=generator)
+    v = torch.randn(items, 8, generator=generator)
+    own = torch.randint(0, items, (queries,), generator=generator)
+    weights = torch.rand(queries, generator=generator) if weighted else torch.ones(queries)
+    ours, theirs = ([x.clone().requires_grad_() for x in (u.to(kind), v.to(kind))] for kind in KINDS)
+    rows = chunked_softmax(*ours, own, scores=4 * items)
+    expected = F.cross_entropy(theirs[0] @ theirs[1].t(), own, reduction="none")
+    (rows * weights).sum().backward()
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(rows.double(), expected, rtol=1e-5, atol=1e-5 * spread)
+    for one, other in zip(ours, theirs):
+        torch.testing.assert_close(
+            one.grad.double(), other.grad, rtol=1e-4, atol=1e-5 * spread * max(1, queries)
+        )
+
+
+def test_exponentials_are_the_same_for_any_number_of_threads():
+    scores = 10 * torch.randn(70, 1003)
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            powers = scores.clone()
+            found.append([powers, *exponentials(powers)])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other))
+
+
+def test_a_score_that_is_no_number_shows():
+    u, v = torch.ones(2, 2), torch.ones(40, 2)
+    v[5, 0] = torch.nan
+    assert chunked_softmax(u, v, torch.tensor([0, 1])).isnan().all()
 
 
 def test_chunks_of_huge_scores_stay_finite():
