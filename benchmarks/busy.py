@@ -152,6 +152,7 @@ def work(folder: Path, threads: int | None) -> int:
     from recgrad.training.hook import Hook, StepReport
     from recgrad.training.hooks.checkpoints import SaveCheckpoints
     from recgrad.training.runtime import computing, set_up_process
+    from recgrad.training.step_threads import fit_threads
     from recgrad.training.trainer import RunLength, Trainer
 
     class StopAfter(Hook):
@@ -176,6 +177,7 @@ def work(folder: Path, threads: int | None) -> int:
     config.data_config.batch_size = BATCH
     config.train_config.use_tensorboard = False
     training = build_training(config)
+    fit_threads(training.task.model, BATCH)
     for turn, line in enumerate(sys.stdin):
         watch = StopAfter(float(line))
         hooks: Sequence[Hook] = build_hooks(config, folder_of_turn(folder, turn))

@@ -55,6 +55,7 @@ from recgrad.training.runtime import (
 )
 from recgrad.training.signals import StopRequest
 from recgrad.training.state import TrainResult, TrainState
+from recgrad.training.step_threads import fit_threads
 from recgrad.training.task import Task
 from recgrad.training.trainer import Trainer
 from recgrad.version import __version__
@@ -120,6 +121,7 @@ def train(
         seed_everything(settings.seed)
         processes.doing("building the model")
         training = build_training(effective, processes)
+        fit_threads(training.task.model, effective.data_config.batch_size)
         seed_everything(settings.seed + RANK_SEED * processes.rank)
         state = _starting_state(training, effective, start_from, ignore_restore_optimizer)
         if processes.is_main:

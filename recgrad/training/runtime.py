@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from recgrad.kernels.threads import call_on_threads
-from recgrad.openmp import choose_threads
+from recgrad.openmp import choose_threads, threads_of_environment
 from recgrad.waiting import considerate_threads
 
 M_TRIM_THRESHOLD = -1
@@ -32,9 +32,19 @@ def set_up_process(num_threads: int | None = None, processes: int = 1) -> int:
         num_threads: as the user asks; None leaves it to `choose_threads`.
         processes: how many processes of this run share the cores of the machine.
     """
+    global _threads_are_free
     threads = choose_threads(num_threads, processes)
+    _threads_are_free = num_threads is None and threads_of_environment() is None
     keep_freed_memory()
     return set_threads(threads)
+
+
+_threads_are_free = False
+
+
+def threads_are_free() -> bool:
+    """Whether a command set the number of threads, and its user did not say which."""
+    return _threads_are_free
 
 
 def set_threads(threads: int) -> int:
