@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from google.protobuf import message_factory
 
-from recgrad.check.capabilities import REGISTRIES, schema_messages
+from recgrad.check.capabilities import REGISTRIES, messages, schema_messages
+from recgrad.check.unsupported import KINDS as KINDS_BY_ONEOF
 from recgrad.config.messages import to_kwargs
 from recgrad.models.build import SETTINGS
 from recgrad.optim.groups import FALLBACK
@@ -91,3 +92,30 @@ def test_the_comparison_sees_every_kind_and_finds_a_difference() -> None:
         test_class_and_message_agree(
             "dense_optimizer", Other, schema_messages("dense_optimizer")["lion_optimizer"]
         )
+
+
+# Text configs name a component right below its place (`dense_optimizer { adam_optimizer {} … {} }`), which
+# only a oneof of each place can parse: a message of its own would put a further pair of braces around it.
+@pytest.mark.parametrize(
+    ("kind", "oneof", "narrower"),
+    [
+        # A stage of a sequence is no sequence, and follows no metric, as it ends by its steps.
+        (
+            "schedule",
+            "learning_rate",
+            {"Stage": {"sequence_learning_rate", "reduce_on_plateau_learning_rate"}},
+        ),
+        ("dense_optimizer", "optimizer", {}),
+        ("sparse_optimizer", "optimizer", {}),
+    ],
+)
+def test_all_places_of_a_kind_choose_from_the_same(
+    kind: str, oneof: str, narrower: dict[str, set[str]]
+) -> None:
+    whole = {name: message.name for name, message in schema_messages(kind).items()}
+    places = [message for (message, _), other in KINDS_BY_ONEOF.items() if other == kind]
+    assert len(places) > 1
+    for place in places:
+        choices = {f.name: f.message_type.name for f in messages()[place].oneofs_by_name[oneof].fields}
+        missing = narrower.get(place, set())
+        assert choices == {name: message for name, message in whole.items() if name not in missing}

@@ -41,7 +41,7 @@ def schema_messages(kind: str) -> dict[str, Any]:
         field.name: field.message_type
         for (message, oneof), other in KINDS.items()
         if other == kind
-        for field in _messages()[message].oneofs_by_name[oneof].fields
+        for field in messages()[message].oneofs_by_name[oneof].fields
     }
 
 
@@ -57,7 +57,7 @@ def available() -> dict[str, list[str]]:
 
 
 @cache
-def _messages() -> dict[str, Any]:
+def messages() -> dict[str, Any]:
     """The messages of the schema, by name."""
     found: dict[str, Any] = {}
     stack: list[Any] = [PipelineConfig.DESCRIPTOR]
