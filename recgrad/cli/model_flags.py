@@ -14,7 +14,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fal
         "model",
         metavar="MODEL",
         nargs="?" if optional else None,
-        help="the model_dir of a run, or a pipeline config",
+        help="the model_dir of a run, a pipeline config, or a bundle of `recgrad export`",
     )
     parser.add_argument(
         "--checkpoint-path", metavar="PATH", help="a checkpoint, instead of the best or newest"
@@ -26,15 +26,21 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fal
 
 def open_model(args: argparse.Namespace) -> Any:
     """The towers of the model that the line names, ready to compute."""
-    from recgrad.export.towers import open_towers
-    from recgrad.training.runtime import set_up_process
+    from recgrad.export.towers import is_model_bundle, open_towers
+    from recgrad.openmp import choose_threads
 
-    set_up_process(args.num_threads)
+    threads = choose_threads(args.num_threads)
+    if not is_model_bundle(args.model):
+        # Loads torch, which a bundle does without.
+        from recgrad.training.runtime import set_up_process
+
+        set_up_process(args.num_threads)
     return open_towers(
         args.model,
         checkpoint_path=args.checkpoint_path,
         edit_config_json=args.edit_config_json,
         custom_code=not args.no_custom_code,
+        threads=threads,
     )
 
 

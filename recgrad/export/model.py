@@ -14,7 +14,7 @@ import pyarrow as pa
 from recgrad.data.features.spec import FeatureSpec
 from recgrad.errors import RecgradError, whole_path
 from recgrad.export.rows import given_rows
-from recgrad.serving.manifest import is_bundle
+from recgrad.export.towers import is_model_bundle
 from recgrad.serving.scorer import Scorer, Scores
 
 
@@ -31,6 +31,8 @@ class _Scores(Protocol):
     def schema(self) -> pa.Schema: ...
     def score(self, rows: pa.Table) -> Scores: ...
     def explain(self, rows: pa.Table) -> dict[str, dict[str, npt.NDArray[np.float32]]]: ...
+    def embed(self, rows: pa.Table, tower: str) -> npt.NDArray[np.float32]: ...
+    def tower_schema(self, tower: str) -> pa.Schema: ...
 
 
 class LoadedModel:
@@ -73,6 +75,20 @@ class LoadedModel:
             raise RecgradError(f"output_columns: no prediction '{unknown[0]}' (has: {', '.join(scores)})")
         return given.back({name: scores[name] for name in output_columns or scores})
 
+    def embed(self, rows: Any, tower: str) -> npt.NDArray[np.float32]:
+        """Vectors of rows by one tower: [rows, dim], or of several interests [rows, interests, dim].
+
+        Args:
+            rows: as for `predict`; they need the columns of that tower alone.
+            tower: "user" or "item".
+
+        Raises:
+            DataError: rows that are of another kind, lack a column or cannot be encoded.
+            RecgradError: the model has no such tower.
+        """
+        given = given_rows(rows, self.scorer.tower_schema(tower))
+        return self.scorer.embed(given.table, tower)
+
     def explain(self, rows: Any) -> dict[str, dict[str, npt.NDArray[np.float32]]]:
         """What each feature adds to each prediction: {output: {feature: score − score without it}}."""
         return self.scorer.explain(given_rows(rows, self.scorer.schema).table)
@@ -94,7 +110,7 @@ def load_model(path: str | Path, *, threads: int = 1) -> LoadedModel:
         threads: that one call of a bundle computes with.
     """
     folder = Path(path).absolute()
-    if is_bundle(folder) and not _is_checkpoint(folder):
+    if is_model_bundle(folder):
         return LoadedModel(str(folder), Scorer.load(folder, threads=threads), threads)
     if not folder.exists():
         raise RecgradError(
@@ -103,8 +119,3 @@ def load_model(path: str | Path, *, threads: int = 1) -> LoadedModel:
     from recgrad.export.trained import TrainedScorer
 
     return LoadedModel(str(folder), TrainedScorer(folder), threads)
-
-
-def _is_checkpoint(folder: Path) -> bool:
-    """Checkpoints have a manifest too, but no config beside it."""
-    return not (folder / "pipeline.config").is_file()

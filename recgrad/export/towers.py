@@ -13,11 +13,15 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from recgrad.config import PipelineConfig, load_config
+from recgrad.config.messages import chosen
 from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.arrow_columns import as_bytes
 from recgrad.data.readers.reader import Reader
 from recgrad.data.readers.tables import open_table, read_table
 from recgrad.errors import RecgradError, whole_path
+from recgrad.serving.manifest import CONFIG, is_bundle
+from recgrad.serving.scorer import Scorer
 
 Vectors = npt.NDArray[np.float32]
 GOLDEN_KEY = b"recgrad.golden"
@@ -86,9 +90,67 @@ class TrainedTowers:
         return vectors
 
 
-def open_towers(model: str, **options: Any) -> Embedder:
-    """The towers of a config, a model_dir or a bundle."""
-    return TrainedTowers(model, **options)
+class BundleTowers:
+    """The towers of a bundle of `recgrad export`, computed without torch.
+
+    Args:
+        path: of the bundle.
+        threads: that one call computes with.
+    """
+
+    def __init__(self, path: str | Path, *, threads: int = 1) -> None:
+        config = load_config(Path(path) / CONFIG)
+        self._scorer = Scorer.load(path, threads=threads)
+        self.data: DataConfig | None = config.data_config
+        self.similarity = similarity_of(config)
+
+    def columns(self, tower: str) -> Sequence[str]:
+        """The columns that a tower reads."""
+        return list(self._scorer.tower_schema(tower).names)
+
+    def embed(self, rows: pa.Table, tower: str) -> Vectors:
+        """Vectors of rows, [rows, dim] or [rows, interests, dim]."""
+        return self._scorer.embed(rows, tower)
+
+
+def similarity_of(config: PipelineConfig) -> str:
+    """How a config's model compares vectors: COSINE, INNER_PRODUCT or EUCLID."""
+    choice = chosen(config.model_config, "model")
+    field = None if choice is None else choice[1].DESCRIPTOR.fields_by_name.get("similarity")
+    if choice is None or field is None or field.enum_type is None:
+        return "INNER_PRODUCT"
+    name: str = field.enum_type.values_by_number[choice[1].similarity].name
+    return name
+
+
+def open_towers(
+    model: str | Path,
+    *,
+    checkpoint_path: str | Path | None = None,
+    edit_config_json: str | Mapping[str, Any] | None = None,
+    custom_code: bool = True,
+    threads: int = 1,
+) -> Embedder:
+    """The towers of a config, a model_dir or a bundle; `threads` are those of a bundle.
+
+    Raises:
+        RecgradError: it cannot be read, or what is asked for does not go with a bundle.
+    """
+    if not is_model_bundle(model):
+        return TrainedTowers(
+            model, checkpoint_path, edit_config_json=edit_config_json, custom_code=custom_code
+        )
+    for flag, value in (("--checkpoint-path", checkpoint_path), ("--edit-config-json", edit_config_json)):
+        if value:
+            raise RecgradError(
+                f"{flag}: '{model}' is a bundle, which holds one checkpoint with its config; leave it out"
+            )
+    return BundleTowers(model, threads=threads)
+
+
+def is_model_bundle(path: str | Path) -> bool:
+    """Whether a path is a bundle, not a checkpoint: these have a manifest too, but no config beside it."""
+    return is_bundle(path) and (Path(path) / CONFIG).is_file()
 
 
 def embedded_blocks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
 from recgrad.data.readers.build import open_reader
 from recgrad.errors import RecgradError
+from recgrad.models.towers import TowerEncoder
 from recgrad.serving.explain import explain
 from recgrad.serving.scorer import CHUNK_ROWS, BadRowsError, Scores
 from recgrad.training.run import load_trained
@@ -39,6 +41,7 @@ class TrainedScorer:
             head.prediction_name for head in trained.task.each_head() if not head.spec.training_only
         )
         self.schema = _schema(trained.config, self._encoder.columns)
+        self._tower = cache(partial(TowerEncoder, trained.task.model, trained.features))
 
     def score(self, rows: pa.Table) -> Scores:
         """The predictions of rows."""
@@ -55,6 +58,14 @@ class TrainedScorer:
         with torch.inference_mode():
             found = self._task.predictions(self._task(Batch.of(encoded)))
         return {name: values.float().numpy() for name, values in found.items()}
+
+    def embed(self, rows: pa.Table, tower: str) -> npt.NDArray[np.float32]:
+        """The vectors of one tower."""
+        return self._tower(tower).embed(rows)
+
+    def tower_schema(self, tower: str) -> pa.Schema:
+        """The columns that `embed` reads for a tower."""
+        return pa.schema([self.schema.field(name) for name in self._tower(tower).columns])
 
     def explain(self, rows: pa.Table) -> dict[str, dict[str, npt.NDArray[np.float32]]]:
         """What each feature adds to each output."""
