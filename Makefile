@@ -12,7 +12,7 @@ OUT ?= quickstart
 THREADS ?= 1
 PYTEST := OMP_NUM_THREADS=$(THREADS) OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: quickstart test test-fast lint format proto bench clean help
+.PHONY: quickstart test test-fast lint format proto names bench clean help
 
 help:
 	@echo "make quickstart   install, write synthetic data, train DeepFM on it, evaluate (OUT=folder)"
@@ -21,6 +21,7 @@ help:
 	@echo "make lint         ruff, mypy --strict, import rules"
 	@echo "make format       let ruff format and fix the code"
 	@echo "make proto        regenerate the Python code of the config schema"
+	@echo "make names        regenerate the lists of public classes after a component was added"
 	@echo "make bench        run every benchmark and print its table"
 	@echo "make clean        remove the virtual environment and caches"
 
@@ -46,6 +47,9 @@ format: $(VENV)/.dev
 proto: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. \
 		--mypy_out=readable_stubs,quiet:. recgrad/config/proto/*.proto
+
+names: $(VENV)/.dev
+	$(BIN)/python -m recgrad.public_names
 
 bench: $(VENV)/.dev
 	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done

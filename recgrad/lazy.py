@@ -9,7 +9,8 @@ A package writes its names twice, once for type checkers and once for Python:
     else:
         __getattr__, __dir__ = lazy_names(__name__, __all__, {"DeepFM": "recgrad.models.deepfm"})
 
-Type checkers do not see a `__getattr__`, which would let every misspelt name pass.
+Packages of components generate both lists: see `recgrad/public_names.py`. Type
+checkers do not see a `__getattr__`, which would let every misspelt name pass.
 """
 
 from __future__ import annotations

@@ -7,57 +7,23 @@ from typing import TYPE_CHECKING
 from recgrad.config.messages import chosen, to_kwargs
 from recgrad.errors import ConfigError
 from recgrad.lazy import lazy_names
+from recgrad.losses._public import HOMES
 from recgrad.losses.base import Loss
 from recgrad.registry import Registry
 
 if TYPE_CHECKING:
     from recgrad.config.proto.loss_pb2 import LossConfig
-    from recgrad.losses.binary_cross_entropy import BinaryCrossEntropy
-    from recgrad.losses.binary_focal_loss import BinaryFocalLoss
-    from recgrad.losses.bpr_loss import BPRLoss
-    from recgrad.losses.cosine_contrastive_loss import CosineContrastiveLoss
-    from recgrad.losses.full_softmax import FullSoftmax
-    from recgrad.losses.gbce_loss import GBCELoss
-    from recgrad.losses.jrc_loss import JRCLoss
-    from recgrad.losses.l2_loss import L2Loss
-    from recgrad.losses.softmax_cross_entropy import SoftmaxCrossEntropy
+    from recgrad.losses._public import *  # noqa: F403
 
 CUSTOM = "custom_loss"
 """The config name of a loss of the user's own, which no registry holds."""
 
 LOSSES: Registry[type[Loss]] = Registry("loss", "recgrad.losses")
 
-__all__ = [
-    "LOSSES",
-    "BPRLoss",
-    "BinaryCrossEntropy",
-    "BinaryFocalLoss",
-    "CosineContrastiveLoss",
-    "FullSoftmax",
-    "GBCELoss",
-    "JRCLoss",
-    "L2Loss",
-    "Loss",
-    "SoftmaxCrossEntropy",
-    "build_loss",
-]
+__all__ = [*HOMES, "LOSSES", "Loss", "build_loss"]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        __all__,
-        {
-            "BinaryCrossEntropy": "recgrad.losses.binary_cross_entropy",
-            "BinaryFocalLoss": "recgrad.losses.binary_focal_loss",
-            "BPRLoss": "recgrad.losses.bpr_loss",
-            "CosineContrastiveLoss": "recgrad.losses.cosine_contrastive_loss",
-            "FullSoftmax": "recgrad.losses.full_softmax",
-            "GBCELoss": "recgrad.losses.gbce_loss",
-            "JRCLoss": "recgrad.losses.jrc_loss",
-            "L2Loss": "recgrad.losses.l2_loss",
-            "SoftmaxCrossEntropy": "recgrad.losses.softmax_cross_entropy",
-        },
-    )
+    __getattr__, __dir__ = lazy_names(__name__, __all__, HOMES)
 
 
 def loss_class(config: LossConfig) -> type[Loss]:

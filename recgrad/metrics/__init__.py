@@ -14,53 +14,24 @@ from typing import TYPE_CHECKING, Any
 from recgrad.config.messages import chosen, to_kwargs
 from recgrad.errors import ConfigError, Problem
 from recgrad.lazy import lazy_names
+from recgrad.metrics._public import HOMES
 from recgrad.registry import Registry
 
 if TYPE_CHECKING:
     from recgrad.config.proto.metric_pb2 import MetricConfig, TrainMetricConfig
-    from recgrad.metrics.accuracy import Accuracy
-    from recgrad.metrics.auc import AUC
+    from recgrad.metrics._public import *  # noqa: F403
     from recgrad.metrics.base import Metric, UndefinedMetricWarning
-    from recgrad.metrics.calibration import Calibration
     from recgrad.metrics.decay import Decayed
-    from recgrad.metrics.decay_auc import DecayAUC
-    from recgrad.metrics.grouped_auc import GroupedAUC
-    from recgrad.metrics.grouped_xauc import GroupedXAUC
-    from recgrad.metrics.hit_rate_at_k import HitRateAtK
-    from recgrad.metrics.log_loss import LogLoss
-    from recgrad.metrics.mean_absolute_error import MeanAbsoluteError
-    from recgrad.metrics.mean_squared_error import MeanSquaredError
-    from recgrad.metrics.mrr import MRR
-    from recgrad.metrics.multiclass_auc import MulticlassAUC
-    from recgrad.metrics.ndcg_at_k import NDCGAtK
-    from recgrad.metrics.normalized_entropy import NormalizedEntropy
-    from recgrad.metrics.recall_at_k import RecallAtK
-    from recgrad.metrics.xauc import XAUC
 
 METRICS: Registry[type[Metric]] = Registry("metric", "recgrad.metrics")
 TRAIN_METRICS: Registry[type[Metric]] = Registry("train metric", "recgrad.metrics")
 
 __all__ = [
-    "AUC",
-    "Accuracy",
-    "Calibration",
-    "DecayAUC",
+    *HOMES,
     "Decayed",
-    "GroupedAUC",
-    "GroupedXAUC",
-    "HitRateAtK",
-    "LogLoss",
     "METRICS",
-    "MRR",
-    "MeanAbsoluteError",
-    "MeanSquaredError",
-    "MulticlassAUC",
-    "NDCGAtK",
-    "NormalizedEntropy",
-    "RecallAtK",
     "TRAIN_METRICS",
     "UndefinedMetricWarning",
-    "XAUC",
     "build_metric",
     "build_train_metric",
 ]
@@ -82,24 +53,9 @@ if not TYPE_CHECKING:
         __name__,
         __all__,
         {
-            "AUC": "recgrad.metrics.auc",
-            "Accuracy": "recgrad.metrics.accuracy",
-            "Calibration": "recgrad.metrics.calibration",
-            "DecayAUC": "recgrad.metrics.decay_auc",
+            **HOMES,
             "Decayed": "recgrad.metrics.decay",
-            "GroupedAUC": "recgrad.metrics.grouped_auc",
-            "GroupedXAUC": "recgrad.metrics.grouped_xauc",
-            "HitRateAtK": "recgrad.metrics.hit_rate_at_k",
-            "LogLoss": "recgrad.metrics.log_loss",
-            "MRR": "recgrad.metrics.mrr",
-            "MeanAbsoluteError": "recgrad.metrics.mean_absolute_error",
-            "MeanSquaredError": "recgrad.metrics.mean_squared_error",
-            "MulticlassAUC": "recgrad.metrics.multiclass_auc",
-            "NDCGAtK": "recgrad.metrics.ndcg_at_k",
-            "NormalizedEntropy": "recgrad.metrics.normalized_entropy",
-            "RecallAtK": "recgrad.metrics.recall_at_k",
             "UndefinedMetricWarning": "recgrad.metrics.base",
-            "XAUC": "recgrad.metrics.xauc",
             # Their home is recgrad now; what was promised here stays importable.
             "Comparison": "recgrad.report.comparison",
             "compare": "recgrad.report.comparison",
