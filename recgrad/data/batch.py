@@ -124,12 +124,15 @@ class Comparison:
         hard_rows: int64 [hard], ascending: the row that each of the last negatives belongs to, which no other
             row is compared with; None without hard ones.
         own: int64 [rows], which of the negatives is the row's own item, where they are the whole catalogue.
+        own_rows: int64, as long as `own` and ascending: the row that each own item belongs to, where rows may
+            have several or none; None where every row has one.
     """
 
     excluded: Tensor
     log_counts: Tensor | None = None
     hard_rows: Tensor | None = None
     own: Tensor | None = None
+    own_rows: Tensor | None = None
 
 
 @dataclass(frozen=True)

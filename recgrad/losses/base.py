@@ -47,13 +47,16 @@ class Loss(nn.Module):
         """The loss of each row, [rows]."""
         raise NotImplementedError
 
-    def compare_vectors(self, users: Tensor, items: Tensor, own: Tensor) -> Tensor:
+    def compare_vectors(
+        self, users: Tensor, items: Tensor, own: Tensor, own_rows: Tensor | None = None
+    ) -> Tensor:
         """The loss of each row, [rows], of a loss over vectors.
 
         Args:
             users: [rows, dim].
             items: [items, dim], whose products with users are scores.
             own: int64 [rows], the row's item among them.
+            own_rows: int64, as long as `own` and ascending: the row of each; None where every row has one.
         """
         raise NotImplementedError
 

@@ -15,7 +15,7 @@ from recgrad.losses.chunked_softmax import CHUNK_SCORES, chunked_softmax
 
 @LOSSES.register("full_softmax")
 class FullSoftmax(CandidateLoss):
-    """−log softmax(scores of all items)[own item], some rows at a time.
+    """−log softmax(scores of all items)[own item], some rows at a time; of several own items the sum.
 
     Two-tower models hand it vectors instead of scores, with `catalogue_sampler` as their sampler, so
     that the matrix of all scores is never held. The gradient is exact.
@@ -34,12 +34,16 @@ class FullSoftmax(CandidateLoss):
         """The loss of each row, from scores."""
         return sampled_softmax(own, others)
 
-    def compare_vectors(self, users: Tensor, items: Tensor, own: Tensor) -> Tensor:
+    def compare_vectors(
+        self, users: Tensor, items: Tensor, own: Tensor, own_rows: Tensor | None = None
+    ) -> Tensor:
         """The loss of each row, from vectors whose products are the scores.
 
         Args:
             users: [rows, dim].
             items: [items, dim].
             own: int64 [rows], the row's item among them.
+            own_rows: the row of each own item, where rows have several or none.
         """
-        return chunked_softmax(at_least_single(users), at_least_single(items), own, scores=self.chunk_scores)
+        users, items = at_least_single(users), at_least_single(items)
+        return chunked_softmax(users, items, own, own_rows=own_rows, scores=self.chunk_scores)

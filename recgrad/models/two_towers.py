@@ -115,6 +115,8 @@ class TwoTowers(Model):
             negatives corrected for sampling, or "users", "items" and "own" for losses over vectors,
             where a loss asks for them.
         """
+        if comparison is not None and comparison.own_rows is not None:
+            return self._compare_several(users, own, negatives, comparison.own, comparison.own_rows)
         if self.training and self.over_vectors and comparison is not None and comparison.own is not None:
             assert negatives is not None
             logits = self._pairwise(users, own)[:, None]
@@ -142,6 +144,35 @@ class TwoTowers(Model):
         if log_counts is not None:
             outputs["corrected"] = torch.cat([score, matrix - log_counts, *hard], dim=1)
         return outputs
+
+    def _compare_several(
+        self, users: Tensor, own: Tensor, items: Tensor | None, places: Tensor | None, rows: Tensor
+    ) -> dict[str, Tensor]:
+        """As `compare`, of rows with any number of own items; "logits" is their mean score, [rows, 1]."""
+        if not self.over_vectors:
+            raise DataError(
+                "data: rows have several items of their own, which only full_softmax learns; choose it, or "
+                "give every row one item"
+            )
+        if not self.training and any(task.metrics for task in self.tasks):
+            raise DataError(
+                "data: rows have several items of their own, which model_config.metrics cannot rank; remove "
+                "them, since eval_config.catalogue ranks such rows"
+            )
+        assert items is not None
+        assert places is not None
+        scores = self._pairwise(users[rows], own)
+        counts = torch.bincount(rows, minlength=users.shape[0]).clamp(min=1)
+        logits = (scores.new_zeros(users.shape[0]).index_add(0, rows, scores) / counts)[:, None]
+        if not self.training:
+            return {"logits": logits}
+        return {
+            "logits": logits,
+            "users": users * self.scale,
+            "items": items,
+            "own": places,
+            "own_rows": rows,
+        }
 
     def _hard(self, users: Tensor, items: Tensor, rows: Tensor) -> Tensor:
         """Scores of hard negatives, [rows, most of a row], −inf where a row has fewer."""

@@ -170,7 +170,8 @@ class Head(nn.Module):
         for name, loss in zip(self._loss_names, self.spec.losses, strict=True):
             session = None if loss.session_name is None else batch.keys[loss.session_name]
             if batch.size and loss.over_vectors and "users" in outputs:
-                rows = loss.compare_vectors(outputs["users"], outputs["items"], outputs["own"])
+                vectors = (outputs["users"], outputs["items"], outputs["own"])
+                rows = loss.compare_vectors(*vectors, outputs.get("own_rows"))
                 value = weighted_mean(rows, weights)
             elif batch.size:
                 corrected = loss.corrects_sampling and "corrected" in outputs

@@ -313,6 +313,31 @@ def test_the_catalogue_is_every_item_and_knows_the_own_one(data, batches):
         assert found_pairs(batch) == expected_pairs(batch, lambda u, i: {i})
 
 
+def test_rows_of_a_catalogue_may_have_several_items_or_none(data, open_loader):
+    rng = np.random.default_rng(3)
+    lists = [rng.integers(0, ITEMS, size).tolist() for size in rng.integers(0, 4, 40)]
+    table = pa.table(
+        {
+            "id": np.arange(40),
+            "user": rng.integers(0, USERS, 40),
+            "item": pa.array(lists, pa.list_(pa.int64())),
+            "price": np.ones(40, np.float32),
+        }
+    )
+    path = str(data.folder / "lists.parquet")
+    pq.write_table(table, path)
+    loader = open_loader(path, data.text("catalogue_sampler"), features=FEATURES, model=MODEL)
+    for batch in loader.epoch():
+        rows = [lists[i] for i in batch.origin.row.tolist()]
+        expected = [(row, item) for row, own in enumerate(rows) for item in own]
+        found = zip(batch.comparison.own_rows.tolist(), batch.comparison.own.tolist())
+        assert list(found) == expected
+        assert found_pairs(batch) == set(expected)
+    text = data.text("catalogue_sampler", "num_eval_sample: 5")
+    with pytest.raises(DataError, match="with num_eval_sample catalogue_sampler takes one item a row"):
+        list(open_loader(path, text, features=FEATURES, model=MODEL, training=False).epoch())
+
+
 def test_an_item_outside_the_catalogue_is_named(data, batches):
     (data.folder / "items.txt").write_text("id:int64\tweight:float\tattrs:string\n1\t1\t1:2\n")
     with pytest.raises(

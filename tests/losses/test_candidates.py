@@ -171,6 +171,33 @@ def test_kernels_of_single_precision_give_what_double_precision_does(queries, it
         )
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 4), max_size=7),
+    items=st.integers(1, 30),
+    chunk=st.sampled_from([1, 40, 1000]),
+    weighted=st.booleans(),
+    kind=st.sampled_from(KINDS),
+    seed=st.integers(0, 10**6),
+)
+def test_a_query_of_several_items_is_the_sum_of_queries_of_one(counts, items, chunk, weighted, kind, seed):
+    generator = torch.Generator().manual_seed(seed)
+    u = torch.randn(len(counts), 8, generator=generator, dtype=kind)
+    v = torch.randn(items, 8, generator=generator, dtype=kind)
+    own = torch.randint(0, items, (sum(counts),), generator=generator)
+    rows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
+    weights = torch.rand(len(counts), generator=generator) if weighted else torch.ones(len(counts))
+    ours, theirs = ([x.to(to).clone().requires_grad_() for x in (u, v)] for to in (kind, torch.float64))
+    found = chunked_softmax(*ours, own, own_rows=rows, scores=chunk)
+    each = F.cross_entropy(theirs[0][rows] @ theirs[1].t(), own, reduction="none")
+    expected = torch.zeros(len(counts), dtype=torch.float64).index_add(0, rows, each)
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    for one, other in zip(ours, theirs):
+        torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-4, atol=1e-4)
+
+
 def test_exponentials_are_the_same_for_any_number_of_threads():
     scores = 10 * torch.randn(70, 1003)
     found, before = [], torch.get_num_threads()

@@ -18,7 +18,7 @@ from recgrad.data.features.base import Feature
 from recgrad.data.readers.reader import Reader
 from recgrad.data.samplers.draws import draw_evenly
 from recgrad.data.samplers.exclusion import excluded_pairs
-from recgrad.data.samplers.item_side import ItemSide, Own, build_items, check_items
+from recgrad.data.samplers.item_side import ItemSide, build_items, check_items
 from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler
 from recgrad.errors import ConfigError, DataError, Problem
 from recgrad.limits import FILLED
@@ -30,8 +30,8 @@ Ints = npt.NDArray[np.int64]
 class CatalogueSampler(Sampler):
     """Every item of the table is a negative of every row but that of the row itself: for `full_softmax`.
 
-    Features of the items are encoded once. Evaluation ranks each row's item among all of them, or
-    among `num_eval_sample` that are drawn evenly.
+    A row may have several items of its own, as a list or joined text. Features of the items are encoded
+    once. Evaluation ranks the own item among all of them, or among `num_eval_sample` that are drawn evenly.
 
     Args:
         items: the items.
@@ -84,7 +84,9 @@ class CatalogueSampler(Sampler):
     def sample(self, batch: Batch, columns: Mapping[str, pa.Array], place: Place) -> Batch:
         """The batch with all items, or with those drawn for an evaluation."""
         own = self.items.own(columns[self.items.id_field])
+        lengths = own.stops - own.starts
         if self.count:
+            self._check_single(lengths)
             key = (self._seed, *place)
             rows = draw_evenly(len(self.items.table.keys), self.count, key)
             excluded = excluded_pairs(self.items.table.keys[rows], own.keys, own.starts, own.stops)
@@ -93,23 +95,28 @@ class CatalogueSampler(Sampler):
                 negatives=self.items.encode(rows, key),
                 comparison=Comparison(torch.from_numpy(excluded)),
             )
-        places = self._places(own)
-        every = torch.from_numpy(places)
-        excluded_own = torch.stack([torch.arange(len(places)), every], dim=1)
-        return replace(batch, negatives=self._catalogue(), comparison=Comparison(excluded_own, own=every))
+        places = torch.from_numpy(self._places(own.keys))
+        own_rows = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
+        comparison = Comparison(
+            torch.stack([own_rows, places], dim=1),
+            own=places,
+            own_rows=None if (lengths == 1).all() else own_rows,
+        )
+        return replace(batch, negatives=self._catalogue(), comparison=comparison)
 
-    def _places(self, own: Own) -> Ints:
-        """The row of the table of each row's item."""
-        lengths = own.stops - own.starts
+    def _check_single(self, lengths: Ints) -> None:
         if (lengths != 1).any():
             row = int(np.flatnonzero(lengths != 1)[0])
             raise DataError(
-                f"data: row {row} of a batch has {lengths[row]} ids in column '{self.items.id_field}'; "
-                "catalogue_sampler takes one item a row"
+                f"data: row {row} of a batch has {lengths[row]} ids in column '{self.items.id_field}'; with "
+                "num_eval_sample catalogue_sampler takes one item a row"
             )
-        places = self.items.table.rows_of(own.keys[own.starts])
+
+    def _places(self, keys: Ints) -> Ints:
+        """The row of the table of each own item."""
+        places = self.items.table.rows_of(keys)
         if (places < 0).any():
-            key = int(own.keys[own.starts[np.flatnonzero(places < 0)[0]]])
+            key = int(keys[np.flatnonzero(places < 0)[0]])
             what = "an item" if self.items.hashed else f"item {key}"
             raise DataError(
                 f"data: {what} of column '{self.items.id_field}' is not in item table "
