@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from recgrad.check.report import Report
 from recgrad.config.class_paths import custom_code_problems
+from recgrad.config.expand import expand_config
 from recgrad.config.locations import Locations
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
-from recgrad.errors import Problem
+from recgrad.errors import ConfigError, Problem
 
 __all__ = ["Report", "check_config", "check_rules"]
 
@@ -47,6 +48,10 @@ def check_config(
     from recgrad.check.capabilities import available
 
     locations = locations or Locations()
+    try:
+        config = expand_config(config, locations)
+    except ConfigError as error:
+        return Report(error.problems)
     report = check_rules(
         config,
         locations=locations,
@@ -96,6 +101,10 @@ def check_rules(
     from recgrad.check.components import check_components
     from recgrad.check.rule import CHECKS, Context
 
+    try:
+        config = expand_config(config, locations)
+    except ConfigError as error:
+        return Report(error.problems)
     names = None if available is None else {kind: frozenset(known) for kind, known in available.items()}
     context = Context(config, locations or Locations(), names, rows, ranks, cpu_flags, custom_code)
     check_components(context)

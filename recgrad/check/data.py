@@ -7,6 +7,8 @@ from recgrad.check.rule import CHECKS, Context
 from recgrad.check.tasks import tasks
 from recgrad.config.proto.data_pb2 import CsvDataset, DataConfig, OdpsDataset, OdpsDatasetV1
 from recgrad.config.values import show
+from recgrad.data.readers.where_text import parse_where, split_where
+from recgrad.errors import DataError
 
 MAX_THREADS = 1024
 """Threads that may read data: beyond the cores of any machine they only cost memory."""
@@ -81,6 +83,18 @@ def check_positive_labels(context: Context) -> None:
         if not item.values:
             context.problem(path, "values is empty; name the texts or numbers that count as 1")
         seen.add(item.label_field)
+
+
+@CHECKS.register("conditions of input paths")
+def check_conditions(context: Context) -> None:
+    """What follows `where` in an input path can be understood."""
+    for field in ("train_input_path", "eval_input_path"):
+        _, condition = split_where(getattr(context.config, field))
+        try:
+            if condition is not None:
+                parse_where(condition)
+        except DataError as error:
+            context.problem(field, str(error).removeprefix("data: "))
 
 
 @CHECKS.register("hint: idle data settings")

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 from recgrad.check.node import Node
 from recgrad.check.rule import CHECKS, Context, Feature, number
+from recgrad.config.id_sources import ID_SOURCES, id_sources
 from recgrad.config.proto.model_pb2 import WIDE
 from recgrad.config.values import show
 
-ID_SOURCES = (
-    "num_buckets",
-    "hash_bucket_size",
-    "vocab_list",
-    "vocab_dict",
-    "vocab_file",
-    "zch",
-    "dynamicemb",
-)
 _VOCABULARIES = ("vocab_list", "vocab_dict", "vocab_file")
 _DATA_TYPES = ("FP32", "FP16", "BF16")
 
@@ -42,7 +33,7 @@ def check_ids(context: Context) -> None:
     """One way to make ids, with a size; boundaries that rise."""
     for feature in context.features:
         node = feature.node
-        sources = _sources(node.message)
+        sources = id_sources(node.message)
         built = [name for name in sources if name not in ("zch", "dynamicemb")]
         if len(built) > 1:
             context.problem(node.path, f"{' and '.join(built)} are both set; keep one")
@@ -112,21 +103,9 @@ def check_sequences(context: Context) -> None:
             context.problem(node.at("sequence_fields"), "is for sequence features; remove it")
 
 
-def _sources(message: Any) -> list[str]:
-    """The fields by which ids are made that are set."""
-    fields = message.DESCRIPTOR.fields_by_name
-    names = (*ID_SOURCES, "boundaries")
-    return [
-        name
-        for name in names
-        if name in fields
-        and (len(getattr(message, name)) > 0 if fields[name].is_repeated else message.HasField(name))
-    ]
-
-
 def makes_ids(context: Context, node: Node) -> bool:
     """Whether a feature has ids, not floats; one of a kind that is not built passes for having them."""
-    return bool(context.trait(node, "makes_ids", True)) or bool(_sources(node.message))
+    return bool(context.trait(node, "makes_ids", True)) or bool(id_sources(node.message))
 
 
 def _with_own_width(context: Context) -> set[str]:

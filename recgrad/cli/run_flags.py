@@ -74,9 +74,10 @@ def config_path(args: argparse.Namespace, parser_name: str) -> str:
 
 
 def loaded_config(args: argparse.Namespace, parser_name: str) -> Any:
-    """The config with its edits applied."""
+    """The config with its edits applied, and with defaults and patterns written out."""
     from recgrad.config import edit_config, load_with_locations
     from recgrad.config.class_paths import refuse_custom_code
+    from recgrad.config.expand import expand_config
 
     loaded = load_with_locations(config_path(args, parser_name))
     loaded.warn(stacklevel=3)
@@ -85,4 +86,4 @@ def loaded_config(args: argparse.Namespace, parser_name: str) -> Any:
         config = edit_config(config, args.edit_config_json, locations=loaded.locations)
     if args.no_custom_code:
         refuse_custom_code(config, loaded.locations)
-    return config
+    return expand_config(config, loaded.locations)

@@ -36,11 +36,13 @@ class Locations:
         self._text = text
         self._newlines: list[int] | None = None
         self._forgotten: set[str] = set()
+        self._origins: dict[str, str] = {}
         self.repeated: list[str] = []
 
     def line(self, path: str) -> int | None:
         """The line of a field, from 1, or None when it does not come from the file."""
         offset: int | None = None
+        path = self._origins.get(path, path)
         while path:
             if path in self._forgotten:
                 return None
@@ -63,6 +65,12 @@ class Locations:
     def forget(self, path: str) -> None:
         """Drop the lines of `path` and of all within it, since an edit has replaced them."""
         self._forgotten.add(path)
+
+    def move(self, origins: Mapping[str, str]) -> None:
+        """Find fields that come from elsewhere in the file there: their paths, and those they come from."""
+        self._origins = self._origins | {
+            path: self._origins.get(origin, origin) for path, origin in origins.items()
+        }
 
     def position(self, offset: int) -> tuple[int, int]:
         """Line and column of an offset in the text, both from 1."""

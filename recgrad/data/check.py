@@ -90,7 +90,9 @@ def _check_sample(reader: Reader, encoder: FeatureEncoder, targets: Targets, sam
             count = min(wanted, block.table.num_rows)
             faults = _encode(block.slice(0, count), encoder, targets, columns)
             for fault in faults.firsts():
-                text = describe(fault, reader.files[fragment.file], fragment.first_row + fault.row)
+                text = describe(
+                    fault, reader.files[fragment.file], block.row_number(fault.row, fragment.first_row)
+                )
                 found.setdefault((fault.feature, fault.reason), text)
             left -= count
             break

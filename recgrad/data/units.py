@@ -76,12 +76,7 @@ def _deliver(blocks: Sequence[Block], order: Ints | None) -> Rows:
     table = pa.concat_tables([block.table for block in blocks])
     sizes = [block.table.num_rows for block in blocks]
     files = np.repeat(np.array([block.file for block in blocks], np.int32), sizes)
-    numbers = np.concatenate(
-        [
-            np.arange(block.first_row, block.first_row + size)
-            for block, size in zip(blocks, sizes, strict=True)
-        ]
-    )
+    numbers = np.concatenate([block.row_numbers() for block in blocks])
     offsets = np.concatenate([[0], np.cumsum(sizes)]).tolist()
     bad = [
         replace(item, row=item.row + offset)

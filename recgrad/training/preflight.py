@@ -10,6 +10,7 @@ from typing import Any
 from recgrad.check import Report, check_config
 from recgrad.config import PipelineConfig, edit_config, load_with_locations
 from recgrad.config.class_paths import refuse_custom_code
+from recgrad.config.expand import expand_config
 from recgrad.config.locations import Locations
 from recgrad.data.check import check_data
 from recgrad.data.features.build import features_of
@@ -118,7 +119,7 @@ def _effective(
             loaded.locations.forget(field)
     if not custom_code:
         refuse_custom_code(config, loaded.locations)
-    return config, loaded.locations
+    return expand_config(config, loaded.locations), loaded.locations
 
 
 def _check_with_data(config: PipelineConfig, locations: Locations, sample_rows: int) -> Report:

@@ -114,7 +114,9 @@ class FeatureGroupConfig(message.Message):
     embedding_name_suffix: builtins.str
     """Gives the group tables of its own."""
     @builtins.property
-    def feature_names(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def feature_names(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Ours: also patterns, `*`, `user_*`, by kind `id_feature:*`, by side `item:*`; `!tag` leaves out."""
+
     @builtins.property
     def sequence_groups(self) -> containers.RepeatedCompositeFieldContainer[SeqGroupConfig]:
         """Sequences that encoders turn into columns of a DEEP group."""

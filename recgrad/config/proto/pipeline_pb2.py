@@ -30,7 +30,7 @@ from recgrad.config.proto import model_pb2 as recgrad_dot_config_dot_proto_dot_m
 from recgrad.config.proto import train_pb2 as recgrad_dot_config_dot_proto_dot_train__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#recgrad/config/proto/pipeline.proto\x12\x07recgrad\x1a\x1frecgrad/config/proto/data.proto\x1a\x1frecgrad/config/proto/eval.proto\x1a!recgrad/config/proto/export.proto\x1a\"recgrad/config/proto/feature.proto\x1a recgrad/config/proto/model.proto\x1a recgrad/config/proto/train.proto\"\xfc\x02\n\x0ePipelineConfig\x12\x18\n\x10train_input_path\x18\x01 \x02(\t\x12\x17\n\x0f\x65val_input_path\x18\x02 \x02(\t\x12\x11\n\tmodel_dir\x18\x03 \x02(\t\x12*\n\x0ctrain_config\x18\x04 \x01(\x0b\x32\x14.recgrad.TrainConfig\x12(\n\x0b\x65val_config\x18\x05 \x01(\x0b\x32\x13.recgrad.EvalConfig\x12,\n\rexport_config\x18\x06 \x01(\x0b\x32\x15.recgrad.ExportConfig\x12(\n\x0b\x64\x61ta_config\x18\x07 \x01(\x0b\x32\x13.recgrad.DataConfig\x12/\n\x0f\x66\x65\x61ture_configs\x18\x08 \x03(\x0b\x32\x16.recgrad.FeatureConfig\x12*\n\x0cmodel_config\x18\t \x01(\x0b\x32\x14.recgrad.ModelConfig\x12\x19\n\trtp_names\x18\xe8\x07 \x01(\x08:\x05\x66\x61lse')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#recgrad/config/proto/pipeline.proto\x12\x07recgrad\x1a\x1frecgrad/config/proto/data.proto\x1a\x1frecgrad/config/proto/eval.proto\x1a!recgrad/config/proto/export.proto\x1a\"recgrad/config/proto/feature.proto\x1a recgrad/config/proto/model.proto\x1a recgrad/config/proto/train.proto\"\xaf\x03\n\x0ePipelineConfig\x12\x18\n\x10train_input_path\x18\x01 \x02(\t\x12\x17\n\x0f\x65val_input_path\x18\x02 \x02(\t\x12\x11\n\tmodel_dir\x18\x03 \x02(\t\x12*\n\x0ctrain_config\x18\x04 \x01(\x0b\x32\x14.recgrad.TrainConfig\x12(\n\x0b\x65val_config\x18\x05 \x01(\x0b\x32\x13.recgrad.EvalConfig\x12,\n\rexport_config\x18\x06 \x01(\x0b\x32\x15.recgrad.ExportConfig\x12(\n\x0b\x64\x61ta_config\x18\x07 \x01(\x0b\x32\x13.recgrad.DataConfig\x12/\n\x0f\x66\x65\x61ture_configs\x18\x08 \x03(\x0b\x32\x16.recgrad.FeatureConfig\x12*\n\x0cmodel_config\x18\t \x01(\x0b\x32\x14.recgrad.ModelConfig\x12\x19\n\trtp_names\x18\xe8\x07 \x01(\x08:\x05\x66\x61lse\x12\x31\n\x10\x66\x65\x61ture_defaults\x18\xc4\t \x03(\x0b\x32\x16.recgrad.FeatureConfig')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,5 +38,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'recgrad.config.proto.pipeli
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PIPELINECONFIG']._serialized_start=254
-  _globals['_PIPELINECONFIG']._serialized_end=634
+  _globals['_PIPELINECONFIG']._serialized_end=685
 # @@protoc_insertion_point(module_scope)

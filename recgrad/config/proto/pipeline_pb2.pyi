@@ -40,6 +40,7 @@ class PipelineConfig(message.Message):
     FEATURE_CONFIGS_FIELD_NUMBER: builtins.int
     MODEL_CONFIG_FIELD_NUMBER: builtins.int
     RTP_NAMES_FIELD_NUMBER: builtins.int
+    FEATURE_DEFAULTS_FIELD_NUMBER: builtins.int
     train_input_path: builtins.str
     """Files or tables, several between commas; patterns such as *.parquet."""
     eval_input_path: builtins.str
@@ -62,6 +63,12 @@ class PipelineConfig(message.Message):
     def feature_configs(self) -> containers.RepeatedCompositeFieldContainer[feature_pb2.FeatureConfig]: ...
     @builtins.property
     def model_config(self) -> model_pb2.ModelConfig: ...
+    @builtins.property
+    def feature_defaults(self) -> containers.RepeatedCompositeFieldContainer[feature_pb2.FeatureConfig]:
+        """Ours: what features of a kind have unless they set it themselves: `id_feature { embedding_dim: 16 }`.
+        A `*` in an expression stands for the feature's name. `recgrad config expand` shows the outcome.
+        """
+
     def __init__(
         self,
         *,
@@ -75,9 +82,10 @@ class PipelineConfig(message.Message):
         feature_configs: abc.Iterable[feature_pb2.FeatureConfig] | None = ...,
         model_config: model_pb2.ModelConfig | None = ...,
         rtp_names: builtins.bool | None = ...,
+        feature_defaults: abc.Iterable[feature_pb2.FeatureConfig] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["data_config", b"data_config", "eval_config", b"eval_config", "eval_input_path", b"eval_input_path", "export_config", b"export_config", "model_config", b"model_config", "model_dir", b"model_dir", "rtp_names", b"rtp_names", "train_config", b"train_config", "train_input_path", b"train_input_path"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["data_config", b"data_config", "eval_config", b"eval_config", "eval_input_path", b"eval_input_path", "export_config", b"export_config", "feature_configs", b"feature_configs", "model_config", b"model_config", "model_dir", b"model_dir", "rtp_names", b"rtp_names", "train_config", b"train_config", "train_input_path", b"train_input_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["data_config", b"data_config", "eval_config", b"eval_config", "eval_input_path", b"eval_input_path", "export_config", b"export_config", "feature_configs", b"feature_configs", "feature_defaults", b"feature_defaults", "model_config", b"model_config", "model_dir", b"model_dir", "rtp_names", b"rtp_names", "train_config", b"train_config", "train_input_path", b"train_input_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

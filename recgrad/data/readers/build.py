@@ -6,13 +6,18 @@ from collections.abc import Sequence
 
 from recgrad.config.proto.data_pb2 import DataConfig, DatasetType
 from recgrad.data.readers.fields import field_types
+from recgrad.data.readers.filtered import FilteredReader
 from recgrad.data.readers.reader import READERS, Reader
+from recgrad.data.readers.where_text import split_where
 from recgrad.errors import ConfigError, DataError, Problem
 from recgrad.registry import UnknownNameError
 
 
 def open_reader(input_path: str, data: DataConfig) -> Reader:
-    """The reader of `data_config.dataset_type`, with at least one row to read."""
+    """The reader of `data_config.dataset_type`, with at least one row to read.
+
+    Of `log.parquet where day < 20220506`, the rows of which that holds.
+    """
     kind = DatasetType.Name(data.dataset_type)
     try:
         reader_type = READERS[kind]
@@ -21,7 +26,12 @@ def open_reader(input_path: str, data: DataConfig) -> Reader:
         raise ConfigError(
             [Problem("data_config.dataset_type", f"{kind} cannot be read; use {known}")]
         ) from error
-    reader = reader_type(input_path, data)
+    files, condition = split_where(input_path)
+    reader = reader_type(files, data)
+    if condition is not None and reader.num_rows:
+        reader = FilteredReader(reader, condition)
+        if reader.num_rows == 0:
+            raise DataError(f"data: '{files}' has no row where {condition}; check the condition")
     if reader.num_rows == 0:
         raise DataError(f"data: '{input_path}' has no rows ({len(reader.files)} files); check the path")
     return reader

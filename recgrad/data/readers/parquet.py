@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 
 from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.readers.files import SourceFile, list_files
-from recgrad.data.readers.reader import BLOCK_ROWS, READERS, Block, FileIdentity, Fragment, Reader
+from recgrad.data.readers.reader import BLOCK_ROWS, READERS, Block, FileIdentity, Fragment, Reader, ValueRange
 from recgrad.errors import DataError, system_reason
 
 
@@ -43,6 +44,8 @@ class ParquetReader(Reader):
                     fragments.append(Fragment(file, index, first_row, count))
                 first_row += count
         self.fragments = tuple(fragments)
+        self._metadata: dict[int, pq.FileMetaData] = {}
+        self._lock = threading.Lock()
         self.coded_columns = frozenset(_dictionary_columns(self._sources[self.first_file]))
 
     def read(self, fragment: Fragment, columns: Sequence[str]) -> Iterator[Block]:
@@ -68,6 +71,23 @@ class ParquetReader(Reader):
                 f"data: cannot read rows {fragment.first_row} to {last} of {source.name} ({error}); "
                 "the file is damaged or changed while it was read: write it again"
             ) from error
+
+    def ranges(self, fragment: Fragment, columns: Sequence[str]) -> dict[str, ValueRange]:
+        """The least and largest values that the footer gives for a row group."""
+        with self._lock:
+            if fragment.file not in self._metadata:
+                with self._sources[fragment.file].open_arrow() as handle:
+                    self._metadata = {fragment.file: pq.read_metadata(handle)}
+            metadata = self._metadata[fragment.file]
+        group = metadata.row_group(fragment.index)
+        found = {}
+        for i in range(group.num_columns):
+            chunk = group.column(i)
+            if chunk.path_in_schema in columns and chunk.is_stats_set:
+                stats = chunk.statistics
+                if stats.has_null_count and (stats.has_min_max or stats.null_count == fragment.num_rows):
+                    found[chunk.path_in_schema] = ValueRange(stats.min, stats.max, stats.null_count > 0)
+        return found
 
 
 def _check_same(handle: pa.NativeFile, source: SourceFile, digest: str) -> None:

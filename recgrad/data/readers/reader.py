@@ -10,7 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from recgrad.config.proto.data_pb2 import DataConfig
@@ -36,6 +39,20 @@ class Fragment:
     index: int
     first_row: int
     num_rows: int
+
+
+@dataclass(frozen=True)
+class ValueRange:
+    """What is known of a column's values without reading them.
+
+    Attributes:
+        low, high: no value that is not null lies outside; None where all are null.
+        has_nulls: whether there may be nulls.
+    """
+
+    low: Any
+    high: Any
+    has_nulls: bool
 
 
 @dataclass(frozen=True)
@@ -79,19 +96,32 @@ class Block:
         bad: values that could not be parsed.
         file: index of the file; the loader sets it, as the next.
         first_row: row number, in the file, of the first row.
+        numbers: row number, in the file, of each row, where they do not follow each other.
     """
 
     table: pa.Table
     bad: tuple[BadValue, ...] = ()
     file: int = 0
     first_row: int = 0
+    numbers: npt.NDArray[np.int64] | None = None
 
     def slice(self, start: int, stop: int) -> Block:
         """Rows `start` to `stop` of the block."""
         if start == 0 and stop == self.table.num_rows:
             return self
         bad = tuple(replace(item, row=item.row - start) for item in self.bad if start <= item.row < stop)
-        return Block(self.table.slice(start, stop - start), bad, self.file, self.first_row + start)
+        numbers = None if self.numbers is None else self.numbers[start:stop]
+        return Block(self.table.slice(start, stop - start), bad, self.file, self.first_row + start, numbers)
+
+    def row_numbers(self) -> npt.NDArray[np.int64]:
+        """The number, in the file, of each row."""
+        if self.numbers is not None:
+            return self.numbers
+        return np.arange(self.first_row, self.first_row + self.table.num_rows)
+
+    def row_number(self, row: int, first_row: int) -> int:
+        """The number, in the file, of a row, where the first of the block has number `first_row`."""
+        return first_row + row if self.numbers is None else int(self.numbers[row])
 
 
 class Reader(ABC):
@@ -123,6 +153,10 @@ class Reader(ABC):
         Raises:
             DataError: the file cannot be read.
         """
+
+    def ranges(self, fragment: Fragment, columns: Sequence[str]) -> dict[str, ValueRange]:
+        """Between which values columns of a fragment lie, where that is known without reading it."""
+        return {}
 
     @property
     def num_rows(self) -> int:

@@ -11,6 +11,7 @@ from recgrad.data.arrow_columns import without_dictionary
 from recgrad.data.readers.build import open_reader
 from recgrad.data.readers.files import list_files
 from recgrad.data.readers.reader import Reader, missing_column
+from recgrad.data.readers.where_text import split_where
 from recgrad.errors import DataError
 
 _TEXTS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".txt.gz")
@@ -20,12 +21,13 @@ def open_table(path: str, data: DataConfig | None = None) -> Reader:
     """A reader of parquet files, of text files with a header line, or of what else `data` reads.
 
     Args:
-        path: files, globs, folders or table addresses, joined by commas.
+        path: files, globs, folders or table addresses, joined by commas; `where …` may follow.
         data: gives the delimiter, and types of columns where the files have these columns.
     """
     if path.startswith("odps://"):
         return open_reader(path, data or DataConfig())
-    names = [file.path for file in list_files(path, (".parquet", ".parq", ".pq", *_TEXTS))]
+    files, _ = split_where(path)
+    names = [file.path for file in list_files(files, (".parquet", ".parq", ".pq", *_TEXTS))]
     config = DataConfig(dataset_type=ParquetDataset)
     if all(name.endswith(_TEXTS) for name in names):
         config = DataConfig(dataset_type=CsvDataset, with_header=True)
@@ -49,7 +51,7 @@ def read_table(reader: Reader, columns: Sequence[str]) -> Iterator[pa.Table]:
         row = fragment.first_row
         for block in reader.read(fragment, list(columns)):
             for bad in block.bad:
-                place = f"row {row + bad.row} of {reader.files[fragment.file]}"
+                place = f"row {block.row_number(bad.row, row)} of {reader.files[fragment.file]}"
                 raise DataError(f"data: column '{bad.column}': {bad.reason} ({place}: {bad.value!r})")
             names = block.table.column_names
             yield pa.table({name: without_dictionary(block.table.column(name)) for name in names})
