@@ -3,7 +3,7 @@
     python benchmarks/ahead.py [--json FILE] [--rounds N] [--ids N] [--batch N] [--rank R --at HOST:PORT]
 
 Two ranks with one thread each, DeepFM of benchmarks/train.py with tables whole; bags of one id as in the
-data, or of `--ids` on average (0 to twice as many, drawn anew from the column).
+data, or of `--ids` on average (0 to twice as many, drawn again from the column).
 
 1. Steps whose ids are sent ahead, as the trainer does, over steps that send their own, after both were
    shown to learn the same bits.

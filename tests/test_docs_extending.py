@@ -83,7 +83,9 @@ def last_event(folder: Path, kind: str) -> dict[str, dict[str, float]]:
     return [event for event in map(json.loads, lines) if event["kind"] == kind][-1]
 
 
-def test_the_parts_of_the_page_train_and_go_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_parts_of_the_page_train_and_resume_command(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["check", "own.config"]) == 0
     assert "hint" not in capsys.readouterr().out
     assert main(["train", "own.config"]) == 0

@@ -32,13 +32,13 @@ QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 SHOW_CURSOR = "\x1b[?25h"
 
 
-def launch(command: Sequence[str], nproc: int, *, max_restarts: int = 0, go_on: str = "") -> int:
+def launch(command: Sequence[str], nproc: int, *, max_restarts: int = 0, resume_command: str = "") -> int:
     """Run `command` in `nproc` processes as torchrun would; returns the exit code.
 
     A signal is handed to every process, which then stop together; a second one kills them. When
-    a process dies, all are started anew up to `max_restarts` times, with
-    TORCHELASTIC_RESTART_COUNT telling them to go on from the last checkpoint. `go_on` is the
-    command that the user may go on with.
+    a process dies, all are started again up to `max_restarts` times, with
+    TORCHELASTIC_RESTART_COUNT telling them to resume from the last checkpoint. `resume_command` is the
+    command that the user may resume with.
     """
     cores = _affinity()
     with _Signals() as signals:
@@ -48,7 +48,7 @@ def launch(command: Sequence[str], nproc: int, *, max_restarts: int = 0, go_on: 
             signals.hand_to(start.send)
             outcome = start.watch(signals)
             again = outcome.restart and restarts < max_restarts and not signals.first
-            _tell(outcome, f"restart {restarts + 1} of {max_restarts}" if again else "", go_on)
+            _tell(outcome, f"restart {restarts + 1} of {max_restarts}" if again else "", resume_command)
             if not again:
                 break
     return outcome.code
@@ -64,12 +64,12 @@ def _set_affinity(cores: set[int]) -> None:
         os.sched_setaffinity(0, cores)
 
 
-def _tell(outcome: Outcome, restart: str, go_on: str) -> None:
+def _tell(outcome: Outcome, restart: str, resume_command: str) -> None:
     next_step = ""
     if restart:
         next_step = f"starting again from the last checkpoint ({restart})"
-    elif outcome.restart and go_on:
-        next_step = f"go on with: {go_on}"
+    elif outcome.restart and resume_command:
+        next_step = f"resume with: {resume_command}"
     text = "; ".join(filter(None, (outcome.message, next_step)))
     if text:
         # A progress bar that died with its process has left the cursor hidden, at the end of the bar.

@@ -85,7 +85,7 @@ class LrFind(Command):
 
 
 def find_rate(config: Any, half: str, processes: Processes, **options: Any) -> RangeTest:
-    """A range test of one half's rate, on a model built anew from the config."""
+    """A range test of one half's rate, on a model built again from the config."""
     from recgrad.errors import RecgradError
     from recgrad.optim.range_test import range_test
     from recgrad.training.assembly import build_training

@@ -51,7 +51,7 @@ def judge(
         return Outcome(0)
     own_fault = failure is not None and failure.kind in ("error", "crash", "late")
     if stopped_by and not own_fault:
-        if codes[0] in POLITE:  # it has said how to go on
+        if codes[0] in POLITE:  # it has said how to resume
             return Outcome(SIGNALLED + stopped_by)
         return Outcome(SIGNALLED + stopped_by, "stopped at once", restart=True)
     if POLITE.issuperset(codes):

@@ -29,7 +29,7 @@ from recgrad.terminal import say
 class Train(Command):
     """Train a model from a config, evaluating and saving as it says.
 
-    The same check as `recgrad check` runs first. A run that was killed goes on with
+    The same check as `recgrad check` runs first. A run that was killed resumes with
     --continue_train, as if it had not been. Flags may be spelled with dashes or underscores.
     --nproc N trains with N processes of this machine; torchrun does so on several machines.
     """
@@ -40,7 +40,7 @@ class Train(Command):
         parser.add_argument("--eval-input-path", metavar="PATH", help="instead of the config's")
         parser.add_argument("--model-dir", metavar="DIR", help="instead of the config's")
         parser.add_argument(
-            "--continue-train", action="store_true", help="go on from the newest checkpoint in the model dir"
+            "--continue-train", action="store_true", help="resume from the newest checkpoint in the model dir"
         )
         parser.add_argument(
             "--fine-tune-checkpoint", metavar="PATH", help="start from the weights of this checkpoint"
@@ -58,7 +58,7 @@ class Train(Command):
             "--max-restarts",
             type=int,
             metavar="N",
-            help="with --nproc: how often to go on from the last checkpoint when a process dies (default: 0)",
+            help="with --nproc: how often to resume from the last checkpoint if a process dies (default: 0)",
         )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -134,7 +134,7 @@ def launch_train(args: argparse.Namespace) -> int:
         [sys.executable, "-m", "recgrad", *line],
         args.nproc,
         max_restarts=args.max_restarts or 0,
-        go_on=shlex.join(["recgrad", *again]),
+        resume_command=shlex.join(["recgrad", *again]),
     )
 
 

@@ -91,7 +91,7 @@ class BadRowTally:
 
     Args:
         max_ratio: the largest share of bad rows, taken as the decimal number that it is written as.
-        rows: rows seen before, when an epoch goes on.
+        rows: rows seen before, when an epoch is resumed.
         bad: bad rows among them.
     """
 

@@ -96,13 +96,13 @@ class Loader:
             yield loaded.batch, loaded.carried
 
     def position_from(self, text: str) -> Position:
-        """Where this rank goes on, from the positions of all ranks that `join_positions` joined.
+        """Where this rank resumes, from the positions of all ranks that `join_positions` joined.
 
         For the same number of ranks that is the rank's own position. For another number, what
-        all ranks together had not consumed is dealt anew: the batches stay as the epoch's first
+        all ranks together had not consumed is dealt again: the batches stay as the epoch's first
         plan has them (with their order, masks and negatives) and go to the ranks in consecutive
         runs of equally many, some padded by a batch of no rows. Batches that are cut by cost
-        are cut anew, so their sizes and negatives differ from those of the first plan. From
+        are cut again, so their sizes and negatives differ from those of the first plan. From
         the next epoch on, the plan is that of the new number of ranks.
 
         Raises:

@@ -79,7 +79,7 @@ class EpochPlan:
         return self.num_rows if last else start + self.batch_size
 
     def next_batch(self, row: int) -> int:
-        """The row to go on from after `row` rows, which may have been counted on another rank.
+        """The row to resume from after `row` rows, which may have been counted on another rank.
 
         Ranks have equally many batches, but the last one may differ by a row or two.
         """

@@ -75,7 +75,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Position:
-    """Where the last consumed batch ended, with all that must be unchanged to go on from there.
+    """Where the last consumed batch ended, with all that must be unchanged to resume there.
 
     Attributes:
         epoch: the epoch.

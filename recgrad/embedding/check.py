@@ -35,7 +35,8 @@ def check_states(
     if set(values) != set(widths):
         raise CheckpointError(
             f"table '{spec.name}': the optimizer keeps {sorted(widths)}, the checkpoint has {sorted(values)};"
-            " go on with the optimizer of then, or without its state (--ignore_restore_optimizer)"
+            " resume with the optimizer the checkpoint was trained with, or without its state"
+            " (--ignore_restore_optimizer)"
         )
     for name, value in values.items():
         expected = (len(rows), widths[name])

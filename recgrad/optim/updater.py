@@ -141,7 +141,7 @@ class Updater:
 
     @property
     def reestimates_batch_norm(self) -> bool:
-        """Whether BatchNorm's statistics must be taken anew under the averaged weights."""
+        """Whether BatchNorm's statistics must be taken again under the averaged weights."""
         return bool(self._averages.optimizers)
 
     def autocast(self) -> AbstractContextManager[Any]:

@@ -45,7 +45,7 @@ class ModelHolder:
     """The served model, and whether something newer lies in its place.
 
     Args:
-        path: of the bundle; a link is followed anew at each look.
+        path: of the bundle; a link is followed again at each look.
         stores: files of stored features, by role.
         folder: where mapped copies of these are kept.
         load: gives the scorer of a bundle.

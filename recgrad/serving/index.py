@@ -7,7 +7,7 @@
         panels.npy       vectors as exact search reads them, mapped
         faiss.index      of other kinds than exact
       segment-2/ …       items that were added or changed later; searched exactly
-      removed-3.npy      numbers of items that are gone, or that a later segment has anew
+      removed-3.npy      numbers of items that are gone, or that a later segment has again
       golden.parquet     some items as the model saw them, with their vectors: another model gives others
 
 Items are numbered through all segments in their order; equal scores go by it.

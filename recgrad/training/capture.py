@@ -85,12 +85,12 @@ def capture_tables(engine: EmbeddingEngine | None, optimizer: SparseOptimizer | 
 
 
 def resume(snapshot: Snapshot, training: Training, *, optimizers: bool = True) -> TrainState:
-    """Put everything back as it was; the run goes on as if it had not stopped.
+    """Put everything back as it was; the run resumes as if it had not stopped.
 
-    With another number of ranks it goes on with the rows that are left of the epoch; generators
-    and training metrics, which each rank has its own of, begin anew.
+    With another number of ranks it resumes with the rows that are left of the epoch; generators
+    and training metrics, which each rank has its own of, begin afresh.
 
-    Without `optimizers` their moments and accumulators begin anew; counts and schedules go on.
+    Without `optimizers` their moments and accumulators begin afresh; counts and schedules go on.
     """
     tree: Any = snapshot.tree
     model = training.task.model

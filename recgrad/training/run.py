@@ -107,16 +107,16 @@ def train(
         processes.set_timeout(settings.process_timeout_secs)
         folder = Path(effective.model_dir)
         checkpoints = _open_checkpoints(effective, processes)
-        # A launcher that starts the run anew after a process died wants it to go on.
-        goes_on = continue_train or processes.restarts > 0
-        if ignore_restore_optimizer and not (goes_on or settings.fine_tune_checkpoint):
+        # A launcher that starts the run again after a process died wants it to resume.
+        resumes = continue_train or processes.restarts > 0
+        if ignore_restore_optimizer and not (resumes or settings.fine_tune_checkpoint):
             raise RecgradError(
                 "--ignore_restore_optimizer: nothing is restored; give --continue_train or a "
                 "fine_tune_checkpoint as well, or leave it out"
             )
         processes.on_main(lambda: held.enter_context(hold_model_dir(folder)))
         start_from = processes.on_main(
-            lambda: _check_model_dir(folder, checkpoints, goes_on, processes.doing)
+            lambda: _check_model_dir(folder, checkpoints, resumes, processes.doing)
         )
         seed_everything(settings.seed)
         processes.doing("building the model")
@@ -262,7 +262,7 @@ def _run(
     folder: Path,
     flags: str,
 ) -> TrainResult:
-    """Train from `state` on; `flags` are those that a command to go on needs."""
+    """Train from `state` on; `flags` are those that a command to resume needs."""
 
     def evaluate_now(trainer: Trainer) -> Mapping[str, float]:
         assert training.eval_loader is not None
@@ -318,7 +318,7 @@ def _run(
         samples_per_sec=trainer.samples_here / max(trainer.elapsed_secs, 1e-9),
         stopped=state.stopped,
         exit_code=stop.exit_code,
-        hint=_how_to_go_on(trainer, _command_to_go_on(folder, processes) + flags),
+        hint=_how_to_resume(trainer, _command_to_resume(folder, processes) + flags),
         evaluated_step=state.evaluated.get("step"),
         evaluations=state.evaluated.get("number", 0),
         best_metric=state.best_evaluation.get("metric", ""),
@@ -345,22 +345,22 @@ def _open_checkpoints(config: PipelineConfig, processes: Processes) -> Checkpoin
     )
 
 
-def _how_to_go_on(trainer: Trainer, command: str) -> str:
-    """After a signal, where the run was and the command to go on; what to change if nothing was left."""
+def _how_to_resume(trainer: Trainer, command: str) -> str:
+    """After a signal, where the run was and the command to resume; what to change if nothing was left."""
     state = trainer.state
     if trainer.stop.signal is not None:
         where = "in the evaluation of" if state.evaluation_due else "after"
-        return f"stopped {where} step {state.step}; go on with: {command}"
+        return f"stopped {where} step {state.step}; resume with: {command}"
     if not trainer.samples_here and not state.stopped:
         limit = "num_steps" if trainer.length.num_steps is not None else "num_epochs"
         return (
-            f"nothing was left to train after step {state.step}; raise train_config.{limit} to go on, or, to "
-            f"train on new data, {FROM_WEIGHTS}"
+            f"nothing was left to train after step {state.step}; raise train_config.{limit} to train more, "
+            f"or, to train on new data, {FROM_WEIGHTS}"
         )
     return ""
 
 
-def _command_to_go_on(folder: Path, processes: Processes) -> str:
+def _command_to_resume(folder: Path, processes: Processes) -> str:
     config = shlex.quote(str(folder / CONFIG_FILE))
     if processes.environment.local_world_size < processes.world_size:
         return f"torchrun … -m recgrad.train_eval {config} --continue_train"
@@ -386,12 +386,12 @@ def _given_up_on_error(checkpoints: CheckpointManager) -> Iterator[None]:
 def _check_model_dir(
     folder: Path, checkpoints: CheckpointManager, continue_train: bool, doing: Callable[[str], None]
 ) -> Path | None:
-    """The checkpoint to go on from, or None for a fresh start."""
+    """The checkpoint to resume from, or None for a fresh start."""
     if continue_train:
         return checkpoints.latest(doing)
     if any(path.name != LOCK_NAME for path in folder.iterdir()):
         raise RecgradError(
-            f"model_dir {folder}{whole_path(folder)} is not empty; go on with what is there "
+            f"model_dir {folder}{whole_path(folder)} is not empty; resume what is there "
             "(--continue_train), or choose another --model_dir"
         )
     return None

@@ -1,6 +1,6 @@
 """SIGTERM and SIGINT: the first asks the run to stop after its step, the second stops at once.
 
-An evaluation is left where it is: it changes nothing, and the continued run makes it anew.
+An evaluation is left where it is: it changes nothing, and the continued run makes it again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HANDLED = (signal.SIGTERM, signal.SIGINT)
 
 
 class InterruptedBySignal(Exception):  # noqa: N818 - no error: the run was asked
-    """A signal has come in the midst of something that can be left and made anew.
+    """A signal has come in the midst of something that can be left and made again.
 
     Attributes:
         exit_code: of a process that ends for it.

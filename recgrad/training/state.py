@@ -83,7 +83,7 @@ class TrainResult:
         samples_per_sec: rows trained on per second of training, evaluation left out.
         stopped: why the run ended early, or "".
         exit_code: 0, or 143/130 after SIGTERM/SIGINT.
-        hint: after a signal, or where nothing was left to train, how to go on; else "".
+        hint: after a signal, or where nothing was left to train, how to resume; else "".
     """
 
     model_dir: Path

@@ -68,7 +68,7 @@ class Trainer:
         updater: of the weights.
         length: how long to train.
         hooks: called in this order.
-        state: to go on from.
+        state: to resume from.
         stop: signals.
         skip_non_finite: leave out batches without a finite loss instead of ending the run.
         processes: all ranks.
@@ -113,7 +113,7 @@ class Trainer:
 
     def run(self) -> TrainState:
         """Train until the length is reached, a hook ends the run, or a signal asks to stop."""
-        self.state.stopped = ""  # what ended a run before may have changed: hooks judge anew
+        self.state.stopped = ""  # what ended a run before may have changed: hooks judge again
         try:
             self._call("on_start")
             self._pending = _Pending()

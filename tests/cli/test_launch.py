@@ -13,7 +13,7 @@ from recgrad.cli.launch import launch
 from recgrad.cli.outcome import Outcome
 
 DIES = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
-CAUSE = "rank 0 was killed by SIGKILL (memory may have run out) before it began; go on with: this\n"
+CAUSE = "rank 0 was killed by SIGKILL (memory may have run out) before it began; resume with: this\n"
 
 
 class Screen(io.StringIO):
@@ -32,7 +32,7 @@ def test_the_cause_has_a_line_of_its_own(
     """A progress bar dies with its process: it leaves the cursor hidden, at the end of the bar."""
     screen = Screen(terminal)
     monkeypatch.setattr(sys, "stderr", screen)
-    assert launch(DIES, 1, go_on="this") == 1
+    assert launch(DIES, 1, resume_command="this") == 1
     assert screen.getvalue() == before + CAUSE
 
 

@@ -47,7 +47,7 @@ def test_ends_that_need_no_word_and_no_restart(
         ([-9, -9], None),  # a second signal
     ],
 )
-def test_a_run_that_had_no_time_to_say_how_to_go_on(codes: list[int], said: str | None) -> None:
+def test_a_run_that_had_no_time_to_say_how_to_resume(codes: list[int], said: str | None) -> None:
     told = None if said is None else failure(said)
     outcome = judge(codes, stopped_by=signal.SIGTERM, killed_here={0, 1}, failure=told)
     assert outcome == Outcome(143, "stopped at once", restart=True)

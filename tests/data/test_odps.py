@@ -143,7 +143,7 @@ def test_rows_of_partitions_come_in_order_with_the_columns_asked_for(service):
     assert made.requests[-1]["RequiredDataColumns"] == ["price", "id"]
 
 
-def test_a_broken_read_goes_on_where_it_stopped(service):
+def test_a_broken_read_resumes_where_it_stopped(service):
     service({"odps://p/tables/t": rows(0, 60_000)}, fail_reads=3)
     reader = OdpsReader("odps://p/tables/t", config())
     assert read_all(reader, ["id"])["id"].to_pylist() == list(range(60_000))

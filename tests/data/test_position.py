@@ -150,7 +150,7 @@ def same(a: Batch, b: Batch) -> bool:
     return all(torch.equal(x, y) for x, y in pairs)
 
 
-def test_every_rank_goes_on_from_one_rank_s_position(write_rows, open_loader):
+def test_every_rank_resumes_from_one_rank_s_position(write_rows, open_loader):
     path = write_rows([83])
     for stop in range(1, 5):
         _, saved = consume(open_loader(path, setting(1, True), rank=0, world_size=2), 0, stop)

@@ -188,7 +188,7 @@ def test_batches_are_the_first_plan_s_to_the_last_bit(write_rows, open_loader, t
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_the_same_number_of_ranks_goes_on_exactly(mixed_units, write_rows, open_loader, in_order):
+def test_the_same_number_of_ranks_resumes_exactly(mixed_units, write_rows, open_loader, in_order):
     path = write_rows(SIZES[0])
     text = setting(True, in_order=in_order, num_workers=2)
     loaders = [open_loader(path, text, rank=rank, world_size=3) for rank in range(3)]
@@ -196,7 +196,7 @@ def test_the_same_number_of_ranks_goes_on_exactly(mixed_units, write_rows, open_
     own = [loader.position for loader in loaders]
     assert any(position.ahead for position in own) != in_order
     assert [loader.position_from(first) for loader in loaders] == own
-    # Also in the middle of what was dealt anew.
+    # Also in the middle of what was dealt again.
     loaders = [open_loader(path, text, rank=rank, world_size=2) for rank in range(2)]
     before, joined = leg(loaders, first, 5)
     own = [loader.position for loader in loaders]

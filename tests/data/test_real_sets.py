@@ -87,7 +87,7 @@ def test_census_without_a_header(shared_data: Path, name: str, labels: tuple[str
     assert len(set(zip(codes, texts, strict=True))) == len(set(texts)) == len(set(codes))
 
 
-def test_census_goes_on_in_the_middle_of_a_gzip_file(shared_data: Path):
+def test_census_resumes_in_the_middle_of_a_gzip_file(shared_data: Path):
     path = shared_data / "census_income" / "census-income.test.gz"
 
     def ids(loader: Loader, position: object = None) -> list[list[int]]:

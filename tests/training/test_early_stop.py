@@ -30,7 +30,7 @@ def config(config: PipelineConfig) -> PipelineConfig:
     return config
 
 
-def go_on(config: PipelineConfig) -> recgrad.TrainResult:
+def resume_command(config: PipelineConfig) -> recgrad.TrainResult:
     return recgrad.train(config, continue_train=True)
 
 
@@ -61,16 +61,16 @@ def test_the_same_settings_repeat_the_reason(config: PipelineConfig) -> None:
         "early stopping: auc has not improved by more than 1 for 2 evaluations (best: 0."
     )
     before = files_of(first.model_dir / "model.ckpt-6")
-    again = go_on(config)
+    again = resume_command(config)
     assert (again.step, again.stopped, again.exit_code) == (6, first.stopped, 0)
     assert files_of(first.model_dir / "model.ckpt-6") == before
 
 
-def test_more_patience_goes_on_as_if_it_had_always_been_there(config: PipelineConfig, tmp_path: Path) -> None:
+def test_more_patience_resumes_as_if_it_had_always_been_there(config: PipelineConfig, tmp_path: Path) -> None:
     stopped = recgrad.train(config)
     assert stopped.stopped
     config.train_config.early_stopping.patience = 4
-    continued = go_on(config)
+    continued = resume_command(config)
     assert continued.step == 10
     assert continued.stopped.startswith(
         "early stopping: auc has not improved by more than 1 for 4 evaluations"
@@ -80,21 +80,21 @@ def test_more_patience_goes_on_as_if_it_had_always_been_there(config: PipelineCo
     assert files_of(whole.model_dir / "model.ckpt-10") == files_of(continued.model_dir / "model.ckpt-10")
 
 
-def test_less_patience_ends_a_run_that_goes_on(config: PipelineConfig) -> None:
+def test_less_patience_ends_a_run_that_resumes(config: PipelineConfig) -> None:
     config.train_config.num_steps = 6
     config.train_config.early_stopping.patience = 5
     assert not recgrad.train(config).stopped
     config.train_config.num_steps = 12
     config.train_config.early_stopping.patience = 1
-    result = go_on(config)
+    result = resume_command(config)
     assert result.step == 6
     assert result.stopped.startswith("early stopping: auc has not improved by more than 1 for 2 evaluations")
 
 
-def test_without_early_stopping_the_run_goes_on(config: PipelineConfig) -> None:
+def test_without_early_stopping_the_run_resumes(config: PipelineConfig) -> None:
     assert recgrad.train(config).stopped
     config.train_config.ClearField("early_stopping")
-    result = go_on(config)
+    result = resume_command(config)
     assert (result.step, result.stopped) == (12, "")
 
 
@@ -105,7 +105,7 @@ def test_evaluations_before_are_judged_by_the_new_settings(
     """As a run that had these settings from its start."""
     assert recgrad.train(config).step == 6
     setattr(config.train_config.early_stopping, field, value)
-    result = go_on(config)
+    result = resume_command(config)
     lines = (result.model_dir / "train_eval_result.txt").read_text().splitlines()
     aucs = [json.loads(line)["auc"] for line in lines]
     settings = config.train_config.early_stopping
@@ -118,7 +118,7 @@ def test_evaluations_before_are_judged_by_the_new_settings(
 def test_another_metric_begins_anew(config: PipelineConfig) -> None:
     assert recgrad.train(config).step == 6
     config.train_config.early_stopping.metric = "grouped_auc"
-    result = go_on(config)
+    result = resume_command(config)
     assert result.step == 12  # three evaluations of it: one to begin with, two without improvement
     assert result.stopped.startswith(
         "early stopping: grouped_auc has not improved by more than 1 for 2 evaluations"
@@ -134,7 +134,7 @@ def test_the_best_by_another_metric_begins_anew(config: PipelineConfig) -> None:
     recgrad.train(config)
     config.train_config.num_steps = 8
     config.export_config.best_exporter_metric = "auc"
-    result = go_on(config)
+    result = resume_command(config)
     lines = (result.model_dir / "train_eval_result.txt").read_text().splitlines()
     first, _, *later = [json.loads(line) for line in lines]
     assert [line["global_step"] for line in later] == [6, 8]

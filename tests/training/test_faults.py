@@ -50,7 +50,7 @@ def stepwise(config: PipelineConfig, tmp_path: Path, many_clicks: Path) -> Pipel
     return config
 
 
-def test_a_corrupt_file_mid_epoch_names_it_and_the_run_goes_on_once_it_is_mended(
+def test_a_corrupt_file_mid_epoch_names_it_and_the_run_resumes_once_it_is_mended(
     stepwise: PipelineConfig, tmp_path: Path
 ) -> None:
     whole = recgrad.train(stepwise, model_dir=tmp_path / "whole")

@@ -198,7 +198,7 @@ def test_ids_stay_at_home_after_a_loss_that_is_not_finite() -> None:
     assert model.made[0].sent == 0
 
 
-def test_a_rank_without_batches_goes_on_while_others_have_some() -> None:
+def test_a_rank_without_batches_resumes_while_others_have_some() -> None:
     """The answer for a batch ahead is known; only for others is asked."""
     ranks = Ranks(2, [[1.0, 0.0, 0.0], others(1.0), [0.0, 0.0, 0.0]])
     model = Ids()

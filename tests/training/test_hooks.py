@@ -104,9 +104,9 @@ def test_the_first_step_does_not_wait_for_tensorboard(
 
 
 @pytest.mark.parametrize("evaluation_due", [False, True])
-@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("resumes", [False, True])
 def test_tensorboard_forgets_what_came_after_the_checkpoint(
-    tmp_path: Path, goes_on: bool, evaluation_due: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, resumes: bool, evaluation_due: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.summary.writer import event_file_writer
@@ -122,7 +122,7 @@ def test_tensorboard_forgets_what_came_after_the_checkpoint(
     killed.close()
     resumed = TensorBoard(tmp_path)
     resumed.start(at(4, evaluation_due=evaluation_due))
-    if goes_on:
+    if resumes:
         resumed.record(at(5), record_of(5))
         resumed.evaluation(at(5), {"auc": 0.5})
     resumed.end(at(5))
@@ -132,7 +132,7 @@ def test_tensorboard_forgets_what_came_after_the_checkpoint(
         events = EventAccumulator(str(tmp_path / folder))
         events.Reload()
         found.append([event.step for event in events.Scalars(tag)])
-    later = [5] if goes_on else []
+    later = [5] if resumes else []
     assert found == [[2, 4, *later], [2, *([] if evaluation_due else [4]), *later]]
 
 

@@ -160,7 +160,7 @@ def test_a_second_run_that_is_cut_too(
         again = recgrad.train(config, model_dir=tmp_path / "cut", continue_train=True)
     assert (again.step, again.exit_code, seen[-1]) == (4, 130, 6)
     assert again.metrics == {}
-    assert "stopped in the evaluation of step 4; go on with: recgrad train" in again.hint
+    assert "stopped in the evaluation of step 4; resume with: recgrad train" in again.hint
     recgrad.train(config, model_dir=tmp_path / "cut", continue_train=True)
     assert_same_end(tmp_path / "whole", tmp_path / "cut")
 

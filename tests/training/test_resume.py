@@ -181,7 +181,7 @@ def sampled_grid() -> list[tuple[int, str, str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "sparse", "dense", "schedule"), sampled_grid())
-def test_every_optimizer_and_schedule_goes_on_exactly(
+def test_every_optimizer_and_schedule_resumes_exactly(
     config: PipelineConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -253,7 +253,7 @@ def wait_for_steps(events: Path, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_says_how_to_go_on(
+def test_a_signal_saves_and_says_how_to_resume(
     config: PipelineConfig, tmp_path: Path, number: int, code: int
 ) -> None:
     by_steps(config, steps=4_000, every=1_000_000)
@@ -265,7 +265,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
     output, _ = process.communicate(timeout=60)
     assert process.returncode == code
     step = json.loads(events.read_text().splitlines()[-1])["step"]
-    assert f"stopped after step {step}; go on with: recgrad train" in output
+    assert f"stopped after step {step}; resume with: recgrad train" in output
     assert end_of(Path(config.model_dir), step).step == step
 
 
@@ -315,7 +315,7 @@ def test_a_signal_inside_an_accumulation_waits_for_the_update(
     assert_same_bytes(end_of(tmp_path / "whole", whole.step), end_of(tmp_path / "stopped", whole.step))
 
 
-def test_continuing_without_the_optimizers_state_goes_on_counting(
+def test_continuing_without_the_optimizers_state_resumes_counting(
     config: PipelineConfig, tmp_path: Path
 ) -> None:
     by_steps(config, steps=6, every=3)
@@ -353,7 +353,7 @@ def test_a_complete_run_says_what_would_lengthen_it(config: PipelineConfig, tmp_
     assert recgrad.train(config, model_dir=tmp_path / "m").hint == ""
     result = recgrad.train(config, model_dir=tmp_path / "m", continue_train=True)
     assert result.step == 3
-    left = "nothing was left to train after step 3; raise train_config.num_steps to go on, or, to train"
+    left = "nothing was left to train after step 3; raise train_config.num_steps to train more, or, to train"
     assert left in result.describe()
     assert result.describe().endswith(FROM_WEIGHTS)
 

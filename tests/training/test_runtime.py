@@ -17,7 +17,7 @@ def draws() -> tuple[float, float, float]:
     return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
 
 
-def test_generators_go_on_where_they_were() -> None:
+def test_generators_resume_command_where_they_were() -> None:
     seed_everything(7)
     draws()
     state = rng_state()

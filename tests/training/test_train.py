@@ -57,7 +57,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(
 def test_a_used_model_dir_is_refused_without_continue_train(config: PipelineConfig) -> None:
     Path(config.model_dir).mkdir()
     (Path(config.model_dir) / "notes.txt").write_text("precious")
-    with pytest.raises(RecgradError, match=r"is not empty; go on .* \(--continue_train\)"):
+    with pytest.raises(RecgradError, match=r"is not empty; resume .* \(--continue_train\)"):
         recgrad.train(config)
     assert [p.name for p in Path(config.model_dir).iterdir()] == ["notes.txt"]
 
@@ -171,7 +171,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_rows_and_terms(config: Pip
     assert f"{tenth}, or clip gradients (train_config.grad_clipping), or skip" in str(caught.value)
 
 
-def test_on_nan_skip_counts_and_goes_on(config: PipelineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_nan_skip_counts_and_resumes(config: PipelineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = recgrad.train(config, model_dir=config.model_dir + "-whole")
     calls = 0
     original = Task.losses

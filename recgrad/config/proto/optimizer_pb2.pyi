@@ -1287,7 +1287,7 @@ class CosineAnnealingLR(message.Message):
 
 @typing.final
 class CosineAnnealingWarmRestartsLR(message.Message):
-    """Half cosines that begin anew (SGDR, Loshchilov and Hutter 2017)."""
+    """Half cosines that begin afresh (SGDR, Loshchilov and Hutter 2017)."""
 
     DESCRIPTOR: descriptor.Descriptor
 

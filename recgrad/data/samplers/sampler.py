@@ -19,7 +19,7 @@ class Place(NamedTuple):
     """Where a batch lies. Draws depend on the seed and this alone.
 
     A batch has the same draws when another rank takes it over within the epoch. Batches that are cut by
-    cost are cut anew then, and those that begin elsewhere get other draws.
+    cost are cut again then, and those that begin elsewhere get other draws.
 
     Attributes:
         epoch: the epoch.

@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 
 class Workspace:
-    """Arrays by name that grow and never shrink: allocating them anew would cost page faults each step."""
+    """Arrays by name that grow and never shrink: allocating them again would cost page faults each step."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, tuple[Array, int]] = {}

@@ -27,7 +27,7 @@ class Soap(ForeachOptimizer):
     max_precondition_dim stays unturned, and so do vectors: there it is AdamW. From a config,
     what is not a hidden matrix goes to AdamW with the fallback_* settings.
     Written here: torch has none; pytorch_optimizer's is not Adam in a basis that stays (its ε
-    is not corrected for bias) and turns m anew at every update, two more matrix products.
+    is not corrected for bias) and turns m again at every update, two more matrix products.
 
     Paper: Vyas et al. 2024, SOAP: improving and stabilizing Shampoo using Adam.
 

@@ -1,4 +1,4 @@
-"""Cosine waves that start anew."""
+"""Cosine waves that start afresh."""
 
 from __future__ import annotations
 

@@ -48,12 +48,12 @@ from recgrad.training.checkpoint.folder import (
 )
 from recgrad.training.checkpoint.manager import CheckpointManager, resolve_checkpoint
 from recgrad.training.checkpoint.manifest import Manifest, load_manifest
-from recgrad.training.checkpoint.report import Anew, RestoredTable, RestoreReport
+from recgrad.training.checkpoint.report import Afresh, RestoredTable, RestoreReport
 from recgrad.training.checkpoint.restore import own_pieces, restore
 from recgrad.training.checkpoint.snapshot import Snapshot, TableRows
 
 __all__ = [
-    "Anew",
+    "Afresh",
     "CheckpointManager",
     "Difference",
     "Manifest",

@@ -131,16 +131,16 @@ def _follow(path: Path, snapshot: Snapshot, ranks: Ranks, attempt: int) -> None:
     staging = shared_folder(path, ranks.save_name(attempt))
     with _joined(path, staging, ranks) as identity:
 
-        def check_goes_on() -> None:
+        def check_resumes() -> None:
             if (staging / FAILURE_NAME).exists() or _identity(staging) != identity:
                 raise _given_up(path, staging)
 
         try:
-            shards = _write_shards(staging, snapshot, ranks, check_goes_on)
+            shards = _write_shards(staging, snapshot, ranks, check_resumes)
             record = {"step": snapshot.step, "token": ranks.token, "world_size": ranks.world_size}
             _write_record(staging, ranks.rank, {**record, "shards": [shard.to_json() for shard in shards]})
         except (OSError, CheckpointError) as error:
-            check_goes_on()
+            check_resumes()
             reason = (isinstance(error, OSError) and error.strerror) or str(error)
             _leave_failure(staging, ranks.rank, reason)
             raise not_written(path, f"rank {ranks.rank}: {reason}") from error
@@ -201,14 +201,14 @@ def _given_up(path: Path, staging: Path) -> CheckpointError:
 
 
 def _write_shards(
-    staging: Path, snapshot: Snapshot, ranks: Ranks, check_goes_on: Callable[[], None]
+    staging: Path, snapshot: Snapshot, ranks: Ranks, check_resumes: Callable[[], None]
 ) -> list[Shard]:
     """Write this rank's shards and force them to the disk."""
     folder = _rank_folder(ranks.rank)
     os.mkdir(staging / folder)
     shards = []
     for number, table in enumerate(snapshot.tables):
-        check_goes_on()
+        check_resumes()
         file = write_rows(staging, f"{folder}/{number:05d}.safetensors", table)
         shards.append(describe_shard(table, file))
     fsync_tree(staging / folder)

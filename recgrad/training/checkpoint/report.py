@@ -10,8 +10,8 @@ MOST_LINES = 10
 
 
 @dataclass(frozen=True)
-class Anew:
-    """Something that begins anew, and why."""
+class Afresh:
+    """Something that begins afresh, and why."""
 
     name: str
     reason: str
@@ -61,20 +61,20 @@ class RestoreReport:
         restored: dense weights and buffers that were taken, by their names here.
         renamed: (name here, name in the checkpoint) of those, tables included, that the map moved.
         tables: the tables that were taken.
-        reinitialised: weights and tables that begin anew, with the reason.
+        reinitialised: weights and tables that begin afresh, with the reason.
         unused: names in the checkpoint that nothing took.
         optimizer_restored: parameters and tables whose optimizer state was taken.
-        optimizer_anew: those whose optimizer state begins anew, with the reason.
+        optimizer_afresh: those whose optimizer state begins afresh, with the reason.
     """
 
     step: int
     restored: tuple[str, ...]
     renamed: tuple[tuple[str, str], ...]
     tables: tuple[RestoredTable, ...]
-    reinitialised: tuple[Anew, ...]
+    reinitialised: tuple[Afresh, ...]
     unused: tuple[str, ...]
     optimizer_restored: tuple[str, ...]
-    optimizer_anew: tuple[Anew, ...]
+    optimizer_afresh: tuple[Afresh, ...]
 
     def __str__(self) -> str:
         """Counts, then the names of what was not simply restored; long lists are cut."""
@@ -88,7 +88,7 @@ class RestoreReport:
         lines += _lines("renamed", [f"{own} (there: {theirs})" for own, theirs in self.renamed])
         lines += _lines("reinitialised", _by_reason(self.reinitialised))
         lines += _lines("unused", [_shortened(self.unused)] if self.unused else [])
-        lines += _lines("optimizer", _by_reason(self.optimizer_anew))
+        lines += _lines("optimizer", _by_reason(self.optimizer_afresh))
         return "\n".join(lines)
 
 
@@ -97,7 +97,7 @@ def _lines(kind: str, texts: Sequence[str]) -> list[str]:
     return [f"  {kind:<13}  {text}" for text in [*texts[:MOST_LINES], *more]]
 
 
-def _by_reason(items: Sequence[Anew]) -> list[str]:
+def _by_reason(items: Sequence[Afresh]) -> list[str]:
     """Names with the reason they share: a whole model often has one."""
     grouped: dict[str, list[str]] = {}
     for item in items:

@@ -22,7 +22,7 @@ from recgrad.optim.part import OptimizerPart, averages_weights
 from recgrad.optim.sparse import SparseOptimizer
 from recgrad.optim.updater import Updater
 from recgrad.training.checkpoint.fit import content_of, hash_misfit, load_param_map
-from recgrad.training.checkpoint.report import Anew, RestoredTable, RestoreReport
+from recgrad.training.checkpoint.report import Afresh, RestoredTable, RestoreReport
 from recgrad.training.checkpoint.snapshot import Snapshot, TableRows
 from recgrad.training.dense_state import dense_state
 
@@ -101,7 +101,7 @@ class _Restore:
                 there=self.there.keys() | self.tables_there.keys(),
             )
         self.used: set[str] = set()
-        self.anew: list[Anew] = []
+        self.afresh: list[Afresh] = []
 
     def run(
         self,
@@ -120,24 +120,24 @@ class _Restore:
                 "map names with fine_tune_ckpt_param_map, or leave fine_tune_checkpoint out"
             )
         optimizer_restored: list[str] = []
-        optimizer_anew: list[Anew] = []
+        optimizer_afresh: list[Afresh] = []
         if updater is not None:
             saved = self.snapshot.tree.get("updater")  # weights from elsewhere come without
             if saved is not None and not ignore_optimizer:
-                optimizer_restored, optimizer_anew = _restore_dense_optimizers(updater, saved, sources)
+                optimizer_restored, optimizer_afresh = _restore_dense_optimizers(updater, saved, sources)
             _restart_average(updater)
         if sparse_optimizer is not None and not ignore_optimizer:
-            self._restore_row_states(sparse_optimizer, shapes, rows, optimizer_restored, optimizer_anew)
+            self._restore_row_states(sparse_optimizer, shapes, rows, optimizer_restored, optimizer_afresh)
         names = {**sources, **{name: taken.table.name for name, taken in rows.items()}}
         return RestoreReport(
             step=self.snapshot.step,
             restored=tuple(sources),
             renamed=tuple((own, theirs) for own, theirs in names.items() if own != theirs),
             tables=tuple(self._describe(name, taken) for name, taken in rows.items()),
-            reinitialised=tuple(self.anew),
+            reinitialised=tuple(self.afresh),
             unused=tuple(sorted((self.there.keys() | self.tables_there.keys()) - self.used)),
             optimizer_restored=tuple(optimizer_restored),
-            optimizer_anew=tuple(optimizer_anew),
+            optimizer_afresh=tuple(optimizer_afresh),
         )
 
     def _restore_weights(self) -> dict[str, str]:
@@ -148,7 +148,7 @@ class _Restore:
             found = self.there.get(source)
             problem = _misfit(value, found)
             if problem is not None:
-                self.anew.append(Anew(name, problem))
+                self.afresh.append(Afresh(name, problem))
                 continue
             assert found is not None
             with torch.no_grad():
@@ -165,14 +165,16 @@ class _Restore:
             source = self.moved.get(name, name)
             table = self.tables_there.get(source) or self._weight_as_table(source)
             if table is None:
-                self.anew.append(Anew(name, "not in the checkpoint"))
+                self.afresh.append(Afresh(name, "not in the checkpoint"))
                 continue
             problem = hash_misfit(self.snapshot, source, spec.hash)
             if problem is not None:
-                self.anew.append(Anew(name, problem))
+                self.afresh.append(Afresh(name, problem))
                 continue
             if table.dim != spec.dim:
-                self.anew.append(Anew(name, f"rows of width {table.dim} in the checkpoint, {spec.dim} here"))
+                self.afresh.append(
+                    Afresh(name, f"rows of width {table.dim} in the checkpoint, {spec.dim} here")
+                )
                 continue
             for piece in own_pieces(table, self.engine.tables[name]):
                 self.engine.import_table(name, piece.row_ids, piece.weights)
@@ -195,7 +197,7 @@ class _Restore:
         shapes: StateShapes,
         rows: Mapping[str, _Taken],
         restored: list[str],
-        anew: list[Anew],
+        afresh: list[Afresh],
     ) -> None:
         for name, taken in rows.items():
             if name not in shapes:
@@ -208,7 +210,7 @@ class _Restore:
                 restored.append(name)
             else:
                 reason = f"states {_spell(there)} in the checkpoint, {_spell(shapes[name])} here"
-                anew.append(Anew(name, reason))
+                afresh.append(Afresh(name, reason))
 
     def _describe(self, name: str, taken: _Taken) -> RestoredTable:
         spec, table = self.tables_here[name], taken.table
@@ -260,7 +262,7 @@ class _Saved:
 
 def _restore_dense_optimizers(
     updater: Updater, state: Mapping[str, Any], sources: Mapping[str, str]
-) -> tuple[list[str], list[Anew]]:
+) -> tuple[list[str], list[Afresh]]:
     """Give restored parameters their optimizer state back.
 
     Args:
@@ -269,21 +271,21 @@ def _restore_dense_optimizers(
         sources: name in the checkpoint by name here, of the parameters that were restored.
 
     Returns:
-        the names whose state was taken, and those that begin anew.
+        the names whose state was taken, and those that begin afresh.
     """
     restored: list[str] = []
-    anew: list[Anew] = []
+    afresh: list[Afresh] = []
     saved = dict(_saved_states(state))
     for part in updater.dense:
         if averages_weights(part.optimizer):
             reason = f"{type(part.optimizer).__name__} starts its average at the restored weights"
-            anew += [Anew(name, reason) for names in part.names for name in names]
+            afresh += [Afresh(name, reason) for names in part.names for name in names]
         elif _fits_whole(part, state, sources):
             load_optimizer(part.optimizer, state["dense"][part.name])
             restored += [name for names in part.names for name in names]
         else:
-            _restore_part(part, saved, sources, restored, anew)
-    return restored, anew
+            _restore_part(part, saved, sources, restored, afresh)
+    return restored, afresh
 
 
 def _restart_average(updater: Updater) -> None:
@@ -306,20 +308,20 @@ def _restore_part(
     saved: Mapping[str, _Saved],
     sources: Mapping[str, str],
     restored: list[str],
-    anew: list[Anew],
+    afresh: list[Afresh],
 ) -> None:
     kind = type(part.optimizer).__name__
     taken: dict[int, Mapping[str, Any]] = {}
     for position, name in enumerate(name for names in part.names for name in names):
         own = saved.get(sources.get(name, ""))
         if name not in sources:
-            anew.append(Anew(name, "its weight was not restored"))
+            afresh.append(Afresh(name, "its weight was not restored"))
         elif own is None:
-            anew.append(Anew(name, "the checkpoint has no state for it"))
+            afresh.append(Afresh(name, "the checkpoint has no state for it"))
         elif own.optimizer != kind:
-            anew.append(Anew(name, f"trained by {own.optimizer} in the checkpoint, by {kind} here"))
+            afresh.append(Afresh(name, f"trained by {own.optimizer} in the checkpoint, by {kind} here"))
         elif own.shares_counter:
-            anew.append(Anew(name, f"{kind} counts steps for all its parameters, not all were restored"))
+            afresh.append(Afresh(name, f"{kind} counts steps for all its parameters, not all were restored"))
         else:
             taken[position] = own.state
             restored.append(name)

@@ -166,7 +166,7 @@ class TableRows:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything a run needs to go on from a step.
+    """Everything a run needs to resume from a step.
 
     Attributes:
         step: optimizer updates done.
@@ -175,7 +175,7 @@ class Snapshot:
         tables: touched rows. What is read from a checkpoint has one entry a table; what is
             written may have several, each with other rows or other columns.
         computed_on: of each rank, the conditions that its bits depend on; empty if unknown.
-        versions: of the packages that wrote it; known of what is read, and stamped anew when written.
+        versions: of the packages that wrote it; known of what is read, and stamped again when written.
     """
 
     step: int

@@ -15,7 +15,7 @@ class SaveCheckpoints(Hook):
 
     Where something watches the evaluations, an epoch without one gets one at its end, which is
     saved if it is the best. All this goes by the state, not by what this process has seen, so that a
-    run that goes on after a kill evaluates at the same steps.
+    run that is resumed after a kill evaluates at the same steps.
     """
 
     def __init__(self, *, every_steps: int = 0, every_epochs: int = 0) -> None:

@@ -92,8 +92,8 @@ class KeepBest(Hook):
 class EarlyStop(Hook):
     """Ends the run when `patience` evaluations in a row bring no improvement.
 
-    A run that goes on is judged at its start by all evaluations it has had, so that one that
-    was stopped goes on if, by settings that have changed, it should not have been.
+    A run that resumes is judged at its start by all evaluations it has had, so that one that
+    was stopped continues if, by settings that have changed, it should not have been.
     """
 
     watches = True

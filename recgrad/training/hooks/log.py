@@ -135,7 +135,7 @@ def writing_to(place: str | Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise RecgradError(
-            f"{place}: cannot write ({reason}); mend that, then go on with --continue_train"
+            f"{place}: cannot write ({reason}); mend that, then resume with --continue_train"
         ) from error
 
 

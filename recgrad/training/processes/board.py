@@ -28,7 +28,7 @@ class Beat:
 
     Attributes:
         host: the machine and its space of process ids; equal means that `pid` can be looked up.
-        started: when the process began, in the kernel's ticks, as its pid may be given anew.
+        started: when the process began, in the kernel's ticks, as its pid may be given again.
         number: of the sign of life, counting up.
         at: when it was given, as seconds since the epoch.
         doing: what the rank is at, since `since`; `moves` counts how often that has changed.

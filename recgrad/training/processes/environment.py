@@ -24,7 +24,7 @@ class Environment:
     Attributes:
         distributed: whether a launcher started it; a launcher may start one process only.
         agent_store: whether the launcher holds the store, so that it outlives every rank.
-        restarts: how often the launcher has started the run anew.
+        restarts: how often the launcher has started the run again.
     """
 
     rank: int = 0

@@ -30,7 +30,7 @@ class Processes:
 
     Attributes:
         rank: of this process, from 0 to world_size − 1.
-        restarts: how often the launcher has started the run anew.
+        restarts: how often the launcher has started the run again.
         is_main: whether this is rank 0, which talks and writes.
         distributed: whether a launcher started the run, so that there is a process group.
         device: where this rank computes the dense half of its model.

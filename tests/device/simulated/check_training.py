@@ -123,7 +123,7 @@ def test_a_run_equals_that_on_the_cpu(
 
 VARIANTS = {
     "dropout": "",
-    "schedule-free, statistics taken anew": "dense_optimizer { schedule_free_adamw_optimizer { lr: 0.01 } }",
+    "schedule-free, statistics taken again": "dense_optimizer { schedule_free_adamw_optimizer { lr: 0.01 } }",
     "accumulation, clipping, an average": (
         "gradient_accumulation_steps: 2 dense_optimizer { adamw_optimizer { lr: 0.01 } ema { decay: 0.9 } } "
         'grad_clipping { clipping_type: "norm" max_gradient: 0.1 enable_global_grad_clip: true }'
@@ -133,7 +133,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_goes_on_bit_for_bit(
+def test_resumes_bit_for_bit(
     name: str,
     config: PipelineConfig,
     tmp_path: Path,

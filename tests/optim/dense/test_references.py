@@ -213,7 +213,7 @@ def soap(
     precondition_frequency=10,
     max_precondition_dim=10000,
 ):
-    """m in the parameter's own basis, projected anew at each update: equal to turning it along."""
+    """m in the parameter's own basis, projected again at each update: equal to turning it along."""
     shampoo_beta = beta2 if shampoo_beta is None else shampoo_beta
     left, right = (np.zeros((n, n)) for n in w.shape)
     turned = [n <= max_precondition_dim for n in w.shape]

@@ -102,7 +102,7 @@ def test_a_disk_that_fills_up_leaves_nothing_and_the_next_save_works(
     assert manager.latest() == manager.path(2)
 
 
-def test_a_real_file_size_limit_surfaces_as_an_error_and_training_can_go_on(tmp_path):
+def test_a_real_file_size_limit_surfaces_as_an_error_and_training_can_resume_command(tmp_path):
     def train():
         manager = CheckpointManager(tmp_path)
         manager.save(snapshot(1, 1000), block=True)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from recgrad.training.checkpoint import Anew, RestoredTable, RestoreReport
+from recgrad.training.checkpoint import Afresh, RestoredTable, RestoreReport
 
 
 def report(**parts):
     empty = dict.fromkeys(
-        ["restored", "renamed", "tables", "reinitialised", "unused", "optimizer_restored", "optimizer_anew"],
+        [
+            "restored",
+            "renamed",
+            "tables",
+            "reinitialised",
+            "unused",
+            "optimizer_restored",
+            "optimizer_afresh",
+        ],
         (),
     )
     return str(RestoreReport(100, **(empty | parts)))
@@ -41,8 +49,8 @@ def test_tables_that_changed_are_named():
 
 def test_what_begins_anew_is_told_by_reason():
     text = report(
-        reinitialised=(Anew("a", "not there"), Anew("b", "shape"), Anew("c", "not there")),
-        optimizer_anew=tuple(Anew(name, "left out") for name in names(12)),
+        reinitialised=(Afresh("a", "not there"), Afresh("b", "shape"), Afresh("c", "not there")),
+        optimizer_afresh=tuple(Afresh(name, "left out") for name in names(12)),
     )
     assert text.splitlines()[1:] == [
         "  reinitialised  a, c: not there",
@@ -56,7 +64,7 @@ def test_long_lists_are_cut():
         unused=names(1_300),
         renamed=tuple((f"new{i}", f"old{i}") for i in range(500)),
         tables=tuple(table(name, new=200) for name in names(30, "t")),
-        reinitialised=tuple(Anew(f"w{i}", f"shape [{i}]") for i in range(200)),
+        reinitialised=tuple(Afresh(f"w{i}", f"shape [{i}]") for i in range(200)),
     )
     lines = text.splitlines()
     assert len(lines) == 1 + 3 * 11 + 1

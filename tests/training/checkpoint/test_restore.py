@@ -109,7 +109,7 @@ def test_the_same_model_takes_everything(snapshot, trained):
     assert engine.updates == {"user": 9, "item": 9}
     assert report.step == 42
     assert set(report.restored) == set(model.state_dict())
-    assert (report.renamed, report.reinitialised, report.unused, report.optimizer_anew) == ((), (), (), ())
+    assert (report.renamed, report.reinitialised, report.unused, report.optimizer_afresh) == ((), (), (), ())
     assert set(report.optimizer_restored) == {*dict(model.named_parameters()), "user", "item"}
 
 
@@ -153,7 +153,7 @@ def test_a_weight_of_another_shape_begins_anew_with_its_optimizer_state(snapshot
         ("2.weight", "shape [1, 3] in the checkpoint, [2, 3] here"),
         ("2.bias", "shape [1] in the checkpoint, [2] here"),
     ]
-    assert {item.name for item in report.optimizer_anew} == {"2.weight", "2.bias"}
+    assert {item.name for item in report.optimizer_afresh} == {"2.weight", "2.bias"}
     optimizer = updater.dense[0].optimizer
     assert model[2].weight not in optimizer.state
     theirs = trained[1].dense[0].optimizer.state[trained[0][0].weight]
@@ -177,7 +177,7 @@ def test_another_optimizer_begins_anew(snapshot):
     model = net(seed=1)
     updater = updater_of(model, torch.optim.Adagrad)
     report = restore(snapshot, model=model, updater=updater)
-    assert {item.reason for item in report.optimizer_anew} == {
+    assert {item.reason for item in report.optimizer_afresh} == {
         "trained by Adam in the checkpoint, by Adagrad here"
     }
     train(model, updater)
@@ -221,7 +221,7 @@ def test_row_states_of_another_optimizer_are_left_out_whole(snapshot, states):
     engine = Tables(USER, ITEM, states=states)
     report = restore(snapshot, model=net(), engine=engine, sparse_optimizer=engine)
     assert engine.row_states == {"user": {}, "item": {}}
-    assert {item.name for item in report.optimizer_anew} == {"user", "item"}
+    assert {item.name for item in report.optimizer_afresh} == {"user", "item"}
     assert "optimizer" in str(report)
 
 

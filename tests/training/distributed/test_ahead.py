@@ -87,7 +87,7 @@ def test_ids_sent_ahead_change_nothing(
         assert checksums(jobs[2 * i], steps) == checksums(jobs[2 * i + 1], steps), name
 
 
-def test_a_run_goes_on_with_the_batch_that_was_only_sent(
+def test_a_run_resumes_with_the_batch_that_was_only_sent(
     runs: Any, costs: Path, assert_agree: Callable[..., None]
 ) -> None:
     for text, path in (("data_config { shuffle: true }", None), (BY_COST, costs)):

@@ -122,7 +122,7 @@ def last_step(folder: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(runs: Any, command: Callable[..., Any]) -> None:
+def test_a_run_that_was_stopped_resumes_bit_for_bit(runs: Any, command: Callable[..., Any]) -> None:
     more = f"{SCHEDULE} num_epochs: 2 save_checkpoints_steps: 10 log_step_count_steps: 5"
     config = runs.config(fused("row_wise", more) + " data_config { shuffle: true }", ranks=2)
     config.train_config.ClearField("save_checkpoints_epochs")

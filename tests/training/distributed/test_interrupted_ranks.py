@@ -100,7 +100,7 @@ def test_a_signal_stops_all_ranks_and_leaves_no_trace(runs: Any, command: Comman
         wait_for_steps(folder, run, 25)
         run.process.send_signal(number)
         assert run.wait(60) == code, run.said
-        hint = rf"stopped (after|in the evaluation of) step (\d+); go on with: recgrad train {folder}/\S+ "
+        hint = rf"stopped (after|in the evaluation of) step (\d+); resume with: recgrad train {folder}/\S+ "
         found = re.search(hint + "--continue_train --nproc 2", run.said)
         assert found is not None, run.said
         assert (folder / f"model.ckpt-{found[2]}").exists()
@@ -186,7 +186,7 @@ def test_a_killed_rank_ends_the_run_and_costs_nothing_else(runs: Any, command: C
         # Each time the cause is the first line, and the only one, that a run in good order does not say.
         errors = [line for line in err.splitlines() if kind_of(line) not in usual]
         causes = [
-            re.match(r"rank (\d) was killed by SIGKILL .*; (starting again|go on with)", e) for e in errors
+            re.match(r"rank (\d) was killed by SIGKILL .*; (starting again|resume with)", e) for e in errors
         ]
         assert None not in causes, errors
         said = [cause[1] for cause in causes if cause is not None]

@@ -43,7 +43,8 @@ LAUNCH = """
 import sys
 from recgrad.cli.launch import launch
 line = [sys.executable, "-c", sys.argv[1]]
-sys.exit(launch(line, 2, max_restarts=int(sys.argv[2]), go_on="recgrad train x --continue-train --nproc 2"))
+again = "recgrad train x --continue-train --nproc 2"
+sys.exit(launch(line, 2, max_restarts=int(sys.argv[2]), resume_command=again))
 """
 
 

@@ -43,7 +43,7 @@ finish(work, timeout_secs=30)
 
 
 @pytest.mark.slow
-def test_the_launcher_says_how_to_go_on_without_a_restart_left(start_launcher: StartLauncher) -> None:
+def test_the_launcher_says_how_to_resume_without_a_restart_left(start_launcher: StartLauncher) -> None:
     program = """
 def work(p):
     p.doing("step 12: backward")
@@ -58,7 +58,7 @@ finish(work, timeout_secs=30)
     assert launcher.returncode == 1
     first = errors.splitlines()[0]
     assert first.startswith("rank 0 was killed by SIGKILL")
-    assert first.endswith("; go on with: recgrad train x --continue-train --nproc 2")
+    assert first.endswith("; resume with: recgrad train x --continue-train --nproc 2")
 
 
 STOPPING = """
