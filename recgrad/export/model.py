@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from recgrad.data.features.spec import FeatureSpec
+from recgrad.data.given_rows import given_rows
 from recgrad.errors import RecgradError, whole_path
-from recgrad.export.rows import given_rows
 from recgrad.export.towers import is_model_bundle
 from recgrad.serving.scorer import Scorer, Scores
 

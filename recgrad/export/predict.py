@@ -1,136 +1,165 @@
-"""Predictions for files of rows: streaming, in their order, with chosen columns carried along."""
+"""Predictions for rows of files or tables, by a bundle or a checkpoint: in order, whole or not at all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
-import torch
 
-from recgrad.data.loader import build_loader
-from recgrad.errors import RecgradError, whole_path
-from recgrad.training.preflight import ConfigSource
-from recgrad.training.processes import choose_device
-from recgrad.training.run import load_trained
-from recgrad.training.runtime import computing
+from recgrad.data.given_rows import KINDS, GivenRows, given_rows
+from recgrad.errors import DataError, RecgradError, whole_path
+from recgrad.export.prediction import Prediction, carried, model_source, names_bundle
+from recgrad.export.prediction_files import Target, target_of, with_predictions, write_predictions
 from recgrad.training.signals import StopRequest
 
-SUFFIXES = (".parquet", ".csv")
+if TYPE_CHECKING:
+    import torch
+
+    from recgrad.export.predict_bundle import BundleRows
+    from recgrad.export.predict_trained import TrainedRows
 
 
-@computing()
 def predict(
-    config: ConfigSource,
+    config: Any,
     *,
-    input_path: str,
-    output_path: str | Path,
+    input_path: Any,
+    output_path: str | Path | None = None,
     checkpoint_path: str | Path | None = None,
     carry_columns: Sequence[str] = (),
+    output_columns: Sequence[str] = (),
+    batch_size: int | None = None,
+    predict_steps: int | None = None,
+    nproc: int = 1,
+    num_threads: int | None = None,
+    dataset_type: str = "",
+    writer_type: str = "",
     edit_config_json: str | Mapping[str, Any] | None = None,
     device: str | torch.device = "auto",
     stop: StopRequest | None = None,
     custom_code: bool = True,
-) -> int:
-    """Write the predictions of a checkpoint for every row of `input_path`; returns their number.
+) -> Any:
+    """Write the predictions for every row of files and return their number, or return those of a table.
 
-    The dense half computes on `device`: auto, cpu or cuda; a torch.device is taken as it is.
-    Without `custom_code` a config that names classes by import path is refused.
+    Args:
+        config: a bundle, which is scored without torch, a model_dir, a checkpoint in one, or a config.
+        input_path: files, globs, folders or table addresses, joined by commas; or rows in memory: a pandas or
+            polars DataFrame, an Arrow table, a dict of columns or a list of dicts.
+        output_path: a .parquet or .csv file, or a folder without an ending, which gets part-0.parquet …;
+            rows in memory need none, and get their predictions back in their own kind.
+        checkpoint_path: another checkpoint than the config means.
+        carry_columns: columns of the input to carry along; ALL_COLUMNS for all, ALL_EFFECTIVE_COLUMNS for
+            those that the model reads.
+        output_columns: which predictions; all by default.
+        batch_size: rows that are scored together; data_config.eval_batch_size by default.
+        predict_steps: batches to stop after.
+        nproc: processes of this machine that share the rows; the output is in the order of the input.
+        num_threads: to compute with, of each process.
+        dataset_type: how files are read, where it is not as the config says: ParquetDataset, CsvDataset …
+        writer_type: ParquetWriter or CsvWriter, for a folder; as the input by default.
+        edit_config_json: changes to the config; of a bundle to data_config alone.
+        device: where the dense half computes: auto, cpu or cuda; a torch.device is taken as it is.
+        stop: asks to stop.
+        custom_code: False refuses a config that names classes by import path.
 
     Raises:
         InterruptedBySignal: `stop` was asked for; nothing is written then.
     """
-    stop = stop or StopRequest()
-    chosen = choose_device(device)
-    target = Path(output_path)
-    if target.suffix not in SUFFIXES:
-        raise RecgradError(f"predict: output '{target}' must end with one of {', '.join(SUFFIXES)}")
-    if target.is_dir():
-        raise RecgradError(f"predict: output '{target}'{whole_path(target)} is a folder; name a file")
-    trained = load_trained(
-        config,
-        checkpoint_path,
-        edit_config_json=edit_config_json,
-        exporting=True,
-        device=chosen,
-        custom_code=custom_code,
-    )
-    loader = build_loader(
-        trained.config,
-        input_path,
-        features=trained.features,
-        targets=None,
-        training=False,
-        carry_columns=carry_columns,
-        pin=chosen.type == "cuda",
-    )
-    if target.exists() and any(target.samefile(path) for path in loader.local_paths):
+    if nproc < 1:
+        raise RecgradError(f"predict: --nproc must be at least 1, got {nproc}")
+    if (ranks := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise RecgradError(
-            f"predict: output '{target}'{whole_path(target)} is one of the files to predict for; "
+            f"predict: WORLD_SIZE={ranks} says that torchrun has started several processes, and each "
+            "would predict every row; start one, with --nproc"
+        )
+    source, checkpoint = model_source(config, checkpoint_path)
+    from_files = isinstance(input_path, (str, Path))
+    asked = Prediction(
+        source,
+        str(input_path) if from_files else "",
+        checkpoint,
+        tuple(carry_columns),
+        tuple(output_columns),
+        batch_size,
+        predict_steps,
+        num_threads,
+        dataset_type,
+        edit_config_json,
+        device,
+        custom_code,
+        world_size=nproc,
+    )
+    if not from_files:
+        return _predict_table(asked, input_path, output_path, writer_type)
+    if output_path is None:
+        raise RecgradError("predict: files need an output_path, to which their predictions are written")
+    stop = stop or StopRequest()
+    target = target_of(output_path, writer_type=writer_type)
+    if nproc > 1:
+        from recgrad.export.parts import predict_parts
+
+        return predict_parts(asked, target, stop, writer_type=writer_type)
+    rows = open_rows(asked)
+    if target.folder and not writer_type and rows.text:
+        target = replace(target, suffix=".csv")
+    check_not_input(target, rows.local_paths)
+    return write_predictions(target, rows.tables(stop.check, flat=target.flat))
+
+
+def open_rows(asked: Prediction) -> BundleRows | TrainedRows:
+    """The rows of files with predictions, by a bundle or a checkpoint."""
+    if names_bundle(asked.source):
+        from recgrad.export.predict_bundle import BundleRows
+
+        return BundleRows(asked)
+    from recgrad.export.predict_trained import TrainedRows
+
+    return TrainedRows(asked)
+
+
+def check_not_input(target: Target, paths: Sequence[str]) -> None:
+    """Raise if the output would replace a file that is read."""
+    if target.path.is_file() and any(target.path.samefile(path) for path in paths):
+        raise RecgradError(
+            f"predict: output '{target.path}'{whole_path(target.path)} is one of the files to predict for; "
             "choose another"
         )
 
-    def tables() -> Iterator[pa.Table]:
-        task = trained.task
-        with torch.inference_mode():
-            for batch, carried in loader.epoch_with_rows():
-                stop.check()
-                yield _with_predictions(carried, task.predictions(task(batch)), flat=target.suffix == ".csv")
 
-    return _write(target, tables())
+def _predict_table(asked: Prediction, rows: Any, output_path: str | Path | None, writer_type: str) -> Any:
+    """The predictions of rows in memory, in their own kind; or their number, where they are written."""
+    if asked.world_size > 1:
+        raise RecgradError("predict: rows in memory are scored by one process; leave out nproc")
+    if asked.predict_steps is not None or asked.dataset_type:
+        raise RecgradError("predict: predict_steps and dataset_type are of files; give fewer rows instead")
+    if names_bundle(asked.source):
+        from recgrad.export.predict_bundle import open_bundle
 
+        asked.check_no_edits()
+        scorer: Any = open_bundle(asked)
+    else:
+        from recgrad.export.predict_trained import load_for
+        from recgrad.export.trained import TrainedScorer
 
-def _with_predictions(table: pa.Table, predictions: Mapping[str, torch.Tensor], *, flat: bool) -> pa.Table:
-    """The table with a column for each prediction; `flat` gives each class its own, for CSV has no lists."""
-    carried = set(table.column_names)
-    for name, values in predictions.items():
-        array = values.float().cpu().numpy()
-        if flat and array.ndim == 2:
-            for number in range(array.shape[1]):
-                table = table.append_column(f"{name}_{number}", pa.array(array[:, number]))
-            continue
-        column = (
-            pa.array(array)
-            if array.ndim == 1
-            else pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])
-        )
-        table = table.append_column(name, column)
-    twice = carried.intersection(table.column_names[len(carried) :])
-    if twice:
-        raise RecgradError(
-            f"predict: column '{min(twice)}' of the input has the name of a prediction; "
-            "do not carry it along, or rename it"
-        )
-    return table
+        scorer = TrainedScorer.of(load_for(asked))
+    given = given_rows(rows, scorer.schema)
+    scores = scorer.score(given.table)
+    kept = _kept(given, carried(asked.carry_columns, given.table.column_names, scorer.schema.names))
+    if output_path is None:
+        if asked.carry_columns:
+            raise RecgradError("predict: carry_columns are for output files; the rows are in your hands")
+        table = with_predictions(kept, scores, output_columns=asked.output_columns)
+        return given.back({name: scores[name] for name in table.column_names})
+    target = target_of(output_path, writer_type=writer_type)
+    table = with_predictions(kept, scores, output_columns=asked.output_columns, flat=target.flat)
+    return write_predictions(target, iter([table] if table.num_rows else []))
 
 
-def _write(target: Path, tables: Iterator[pa.Table]) -> int:
-    """Write to a file beside the target and rename it, so that a killed run leaves no half file."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".partial")
-    rows: int = 0
-    first = next(tables, None)
-    if first is None:
-        raise RecgradError("predict: the input has no rows")
-    try:
-        with _open(partial, target.suffix, first.schema) as writer:
-            writer.write_table(first)
-            rows += first.num_rows
-            for table in tables:
-                writer.write_table(table)
-                rows += table.num_rows
-        partial.replace(target)
-    except pa.ArrowInvalid as error:
-        raise RecgradError(f"predict: {target} cannot hold these columns ({error}); write parquet") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return rows
-
-
-def _open(path: Path, suffix: str, schema: pa.Schema) -> Any:
-    if suffix == ".csv":
-        return pa.csv.CSVWriter(path, schema)
-    return pa.parquet.ParquetWriter(path, schema)
+def _kept(given: GivenRows, names: Sequence[str]) -> pa.Table:
+    missing = [name for name in names if name not in given.table.column_names]
+    if missing:
+        raise DataError(f"carry_columns: the rows have no column '{missing[0]}'; give {KINDS} that has it")
+    return given.table.select(list(names))

@@ -19,7 +19,7 @@ from recgrad.errors import RecgradError
 from recgrad.models.towers import TowerEncoder
 from recgrad.serving.explain import explain
 from recgrad.serving.scorer import CHUNK_ROWS, BadRowsError, Scores
-from recgrad.training.run import load_trained
+from recgrad.training.run import Trained, load_trained
 
 
 class TrainedScorer:
@@ -32,7 +32,16 @@ class TrainedScorer:
                 f"load_model: '{folder}' is neither a bundle nor a model_dir: it has no {CONFIG_FILE}"
             )
         checkpoint = None if folder == home else folder
-        trained = load_trained(str(home), checkpoint, exporting=True, device=torch.device("cpu"))
+        self._set(load_trained(str(home), checkpoint, exporting=True, device=torch.device("cpu")))
+
+    @classmethod
+    def of(cls, trained: Trained) -> TrainedScorer:
+        """The scorer of a model that is loaded."""
+        scorer = cls.__new__(cls)
+        scorer._set(trained)
+        return scorer
+
+    def _set(self, trained: Trained) -> None:
         self._task, self._features = trained.task, trained.features
         self._encoder = FeatureEncoder(trained.features)
         self.features = tuple(feature.spec for feature in trained.features)
@@ -57,7 +66,7 @@ class TrainedScorer:
             raise BadRowsError(faults, first_row)
         with torch.inference_mode():
             found = self._task.predictions(self._task(Batch.of(encoded)))
-        return {name: values.float().numpy() for name, values in found.items()}
+        return {name: values.float().cpu().numpy() for name, values in found.items()}
 
     def embed(self, rows: pa.Table, tower: str) -> npt.NDArray[np.float32]:
         """The vectors of one tower."""

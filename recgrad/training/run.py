@@ -46,6 +46,7 @@ from recgrad.training.evaluator import Progress, evaluated_weights
 from recgrad.training.evaluator import evaluate as evaluate_task
 from recgrad.training.hooks.console import log_progress
 from recgrad.training.model_lock import LOCK_NAME, hold_model_dir
+from recgrad.training.own_tables import DATA_FOLDER, with_own_rows
 from recgrad.training.preflight import ConfigSource, meeting_timeout, prepare_config
 from recgrad.training.processes import Processes, choose_device, open_processes
 from recgrad.training.runtime import (
@@ -71,8 +72,8 @@ RANK_SEED = 1_000_003
 def train(
     config: ConfigSource,
     *,
-    train_input_path: str | None = None,
-    eval_input_path: str | None = None,
+    train_input_path: Any = None,
+    eval_input_path: Any = None,
     model_dir: str | Path | None = None,
     continue_train: bool = False,
     fine_tune_checkpoint: str | None = None,
@@ -83,19 +84,28 @@ def train(
 ) -> TrainResult:
     """Train from a config: a path, a message or a dict. The other arguments override it.
 
+    Input paths may be rows in memory instead: pandas or polars DataFrames, Arrow tables, dicts of columns or
+    lists of dicts. They are kept in the folder data/ of the model_dir, so that the run can be resumed,
+    evaluated and exported like any other.
+
     Under torchrun every process calls this, and they train together. The dense half computes on
     `device`: auto (GPUs where each process can have one), cpu or cuda; a torch.device is
     taken as it is. Tables stay in host memory with one process. Without `custom_code` a config that
     names classes by import path is refused before any is imported.
     """
     timeout_secs = meeting_timeout(config, edit_config_json)
+    edit_config_json, paths = with_own_rows(
+        config,
+        edit_config_json,
+        model_dir,
+        {"train_input_path": train_input_path, "eval_input_path": eval_input_path},
+    )
     with open_processes(timeout_secs, device=device) as processes, ExitStack() as held:
         effective, report = prepare_config(
             config,
             edit_config_json=edit_config_json,
-            train_input_path=train_input_path,
-            eval_input_path=eval_input_path,
             model_dir=model_dir,
+            **paths,
             fine_tune_checkpoint=fine_tune_checkpoint,
             ranks=processes.world_size if processes.distributed else 0,
             custom_code=custom_code,
@@ -389,7 +399,7 @@ def _check_model_dir(
     """The checkpoint to resume from, or None for a fresh start."""
     if continue_train:
         return checkpoints.latest(doing)
-    if any(path.name != LOCK_NAME for path in folder.iterdir()):
+    if any(path.name not in (LOCK_NAME, DATA_FOLDER) for path in folder.iterdir()):
         raise RecgradError(
             f"model_dir {folder}{whole_path(folder)} is not empty; resume what is there "
             "(--continue_train), or choose another --model_dir"

@@ -10,6 +10,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -22,7 +23,8 @@ from recgrad.cli.main import main
 from recgrad.config import PipelineConfig, load_config
 from recgrad.data.batch import Batch
 from recgrad.errors import RecgradError
-from recgrad.export.predict import _with_predictions, predict
+from recgrad.export.predict import predict
+from recgrad.export.prediction_files import with_predictions
 from recgrad.report import plots
 from recgrad.report.page import write_report
 from recgrad.synth import write_synth
@@ -398,13 +400,13 @@ def test_the_report_fits_a_phone(
 
 def test_classes_become_columns_of_a_csv_file() -> None:
     table = pyarrow.table({"user_id": [1, 2]})
-    probabilities = {"probs": torch.tensor([[0.2, 0.8], [0.5, 0.5]])}
-    assert _with_predictions(table, probabilities, flat=True).column_names == [
+    probabilities = {"probs": np.array([[0.2, 0.8], [0.5, 0.5]], np.float32)}
+    assert with_predictions(table, probabilities, flat=True).column_names == [
         "user_id",
         "probs_0",
         "probs_1",
     ]
-    assert _with_predictions(table, probabilities, flat=False)["probs"].to_pylist()[1] == [0.5, 0.5]
+    assert with_predictions(table, probabilities, flat=False)["probs"].to_pylist()[1] == [0.5, 0.5]
 
 
 def test_a_column_that_csv_cannot_hold_is_refused_and_leaves_nothing(
