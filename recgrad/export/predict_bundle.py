@@ -121,7 +121,7 @@ class BundleRows:
     def _score(self, block: Block) -> _Scored:
         """The predictions of a block, without rows that cannot be read where these are skipped."""
         table = pa.table({name: without_dictionary(block.table.column(name)) for name in self._columns})
-        rows = np.arange(block.first_row, block.first_row + table.num_rows)
+        rows = block.row_numbers()
         skipped: list[Skipped] = []
 
         def leave_out(faults: Faults) -> None:
