@@ -20,9 +20,9 @@ from typing import Any
 
 from recgrad.config import load_config, save_config
 from recgrad.errors import RecgradError
-from recgrad.export.predict import check_not_input, open_rows
 from recgrad.export.prediction import Prediction, names_bundle
 from recgrad.export.prediction_files import Target, join_files, publish, staging, write_file
+from recgrad.export.prediction_rows import check_not_input, open_rows
 from recgrad.openmp import choose_threads
 from recgrad.terminal import say
 from recgrad.training.signals import StopRequest

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from recgrad.data.given_rows import KINDS, GivenRows, given_rows
-from recgrad.errors import DataError, RecgradError, whole_path
+from recgrad.errors import DataError, RecgradError
 from recgrad.export.prediction import Prediction, carried, model_source, names_bundle
-from recgrad.export.prediction_files import Target, target_of, with_predictions, write_predictions
+from recgrad.export.prediction_files import target_of, with_predictions, write_predictions
+from recgrad.export.prediction_rows import check_not_input, open_rows
 from recgrad.training.signals import StopRequest
 
 if TYPE_CHECKING:
     import torch
-
-    from recgrad.export.predict_bundle import BundleRows
-    from recgrad.export.predict_trained import TrainedRows
 
 
 def predict(
@@ -107,26 +105,6 @@ def predict(
         target = replace(target, suffix=".csv")
     check_not_input(target, rows.local_paths)
     return write_predictions(target, rows.tables(stop.check, flat=target.flat))
-
-
-def open_rows(asked: Prediction) -> BundleRows | TrainedRows:
-    """The rows of files with predictions, by a bundle or a checkpoint."""
-    if names_bundle(asked.source):
-        from recgrad.export.predict_bundle import BundleRows
-
-        return BundleRows(asked)
-    from recgrad.export.predict_trained import TrainedRows
-
-    return TrainedRows(asked)
-
-
-def check_not_input(target: Target, paths: Sequence[str]) -> None:
-    """Raise if the output would replace a file that is read."""
-    if target.path.is_file() and any(target.path.samefile(path) for path in paths):
-        raise RecgradError(
-            f"predict: output '{target.path}'{whole_path(target.path)} is one of the files to predict for; "
-            "choose another"
-        )
 
 
 def _predict_table(asked: Prediction, rows: Any, output_path: str | Path | None, writer_type: str) -> Any:
