@@ -185,7 +185,7 @@ ATTENTION = [
     {"hidden_units": [6, 4], **layers}
     for layers in ({}, {"activation": "nn.Tanh"}, {"use_bn": True}, {"activation": "Dice"})
 ]
-ENCODER_CASES = {
+ENCODER_CASES = {name: [{}] for name in ENCODERS} | {
     "simple_attention": [{}, {"max_seq_length": 2}],
     "pooling_encoder": [{}, {"pooling_type": "sum", "max_seq_length": 2}],
     "self_attention_encoder": [
@@ -198,10 +198,6 @@ ENCODER_CASES = {
     "sim_encoder": [{"query_feature": "kind", "sequence_feature": "h__kind"}],
 }
 FIELDS = SequenceFields({"kind": slice(0, 2)}, {"h__kind": slice(0, 2)}, {})
-
-
-def test_every_encoder_is_tested():
-    assert set(ENCODER_CASES) == set(ENCODERS)
 
 
 @pytest.mark.parametrize(
@@ -227,21 +223,12 @@ def test_sequence_encoders(name, params, mode):
     assert all(torch.equal(value, before[key]) for key, value in encoder.named_buffers())
 
 
-LOSS_TEXTS = {
+LOSS_TEXTS = {name: f"{name} {{}}" for name in LOSSES} | {
     "binary_cross_entropy": "binary_cross_entropy { label_smoothing: 0.1 }",
-    "binary_focal_loss": "binary_focal_loss {}",
-    "bpr_loss": "bpr_loss {}",
-    "cosine_contrastive_loss": "cosine_contrastive_loss {}",
-    "full_softmax": "full_softmax {}",
     "gbce_loss": "gbce_loss { num_items: 9 }",
     "jrc_loss": "jrc_loss { session_name: 'user' }",
-    "l2_loss": "l2_loss {}",
     "softmax_cross_entropy": "softmax_cross_entropy { label_smoothing: 0.1 }",
 }
-
-
-def test_every_loss_is_tested():
-    assert set(LOSS_TEXTS) == set(LOSSES)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -304,12 +291,9 @@ TRAIN_METRIC_TEXTS = {
 }
 
 
-def test_every_metric_is_tested():
-    def names(texts):
-        return {text.split()[0] for some in texts.values() for text in some}
-
-    assert names(METRIC_TEXTS) == set(METRICS)
-    assert names(TRAIN_METRIC_TEXTS) == set(TRAIN_METRICS)
+for texts, registry in ((METRIC_TEXTS, METRICS), (TRAIN_METRIC_TEXTS, TRAIN_METRICS)):
+    named = {text.split()[0] for some in texts.values() for text in some}
+    texts["binary"] += [f"{name} {{}}" for name in registry if name not in named]
 
 
 def task_of(kind, build, config_of, metrics=(), train_metrics=()):

@@ -199,7 +199,7 @@ def test_encodes_as_on_the_cpu(name: str, accelerator: torch.device) -> None:
     torch.manual_seed(1)
     lengths = torch.tensor([2, 0, 3, 1], dtype=torch.int32)
     query, sequence = torch.randn(4, 6), torch.randn(6, 6)
-    encoder = build_encoder(name, 6, 6, ENCODER_PARAMS[name], FIELDS)
+    encoder = build_encoder(name, 6, 6, ENCODER_PARAMS.get(name, {}), FIELDS)
     found = []
     for device in (torch.device("cpu"), accelerator):
         encoder = encoder.to(device)

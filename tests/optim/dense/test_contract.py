@@ -10,34 +10,21 @@ from torch.nn import Parameter
 
 from recgrad.optim.dense import DENSE_OPTIMIZERS
 
-# Settings with which each optimizer walks through Rosenbrock's valley in the steps it is given.
-VALLEY = {
+NAMES = sorted(DENSE_OPTIMIZERS)
+# Settings with which each optimizer walks through Rosenbrock's valley in the steps it is given, where a rate
+# of 0.03 will not do.
+VALLEY = {name: {"lr": 0.03} for name in NAMES} | {
     "sgd_optimizer": {"lr": 0.003},
     "adagrad_optimizer": {"lr": 1.0},
-    "adam_optimizer": {"lr": 0.03},
-    "adamw_optimizer": {"lr": 0.03},
     "adadelta_optimizer": {"lr": 1.0},
     "rmsprop_optimizer": {"lr": 0.01},
-    "nadam_optimizer": {"lr": 0.03},
     "radam_optimizer": {"lr": 0.004, "beta2": 0.99},
-    "adafactor_optimizer": {"lr": 0.03},
-    "lion_optimizer": {"lr": 0.03},
-    "lamb_optimizer": {"lr": 0.03},
     "lars_optimizer": {"lr": 2.0},
-    "muon_optimizer": {"lr": 0.03},
-    "soap_optimizer": {"lr": 0.03},
     "schedule_free_sgd_optimizer": {"lr": 0.01},
-    "schedule_free_adamw_optimizer": {"lr": 0.03},
-    "schedule_free_radam_optimizer": {"lr": 0.03},
     "custom_optimizer": {"class_path": "pytorch_optimizer.AdaBelief", "params": {"lr": 0.03}},
 }
 OPTIONS = {name: options if name == "custom_optimizer" else {"lr": 0.05} for name, options in VALLEY.items()}
-NAMES = sorted(VALLEY)
 MATRICES_ONLY = {"muon_optimizer"}
-
-
-def test_covers_the_registry():
-    assert set(DENSE_OPTIMIZERS) == set(VALLEY)
 
 
 def make(name, params, **changes):
