@@ -26,7 +26,21 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fal
 
 def open_model(args: argparse.Namespace) -> Any:
     """The towers of the model that the line names, ready to compute."""
-    from recgrad.export.towers import is_model_bundle, open_towers
+    from recgrad.export.towers import open_towers
+
+    return open_towers(args.model, **_options(args))
+
+
+def open_tree_model(args: argparse.Namespace, tree: Any) -> Any:
+    """The model that the line names, ready to score nodes of a tree."""
+    from recgrad.export.tree_search import open_nodes
+
+    return open_nodes(args.model, tree, **_options(args))
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """What the line says of the model; the process is made ready to compute."""
+    from recgrad.export.towers import is_model_bundle
     from recgrad.openmp import choose_threads
 
     threads = choose_threads(args.num_threads)
@@ -35,13 +49,12 @@ def open_model(args: argparse.Namespace) -> Any:
         from recgrad.training.runtime import set_up_process
 
         set_up_process(args.num_threads)
-    return open_towers(
-        args.model,
-        checkpoint_path=args.checkpoint_path,
-        edit_config_json=args.edit_config_json,
-        custom_code=not args.no_custom_code,
-        threads=threads,
-    )
+    return {
+        "checkpoint_path": args.checkpoint_path,
+        "edit_config_json": args.edit_config_json,
+        "custom_code": not args.no_custom_code,
+        "threads": threads,
+    }
 
 
 def open_index(place: str, table: str | None) -> Any:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from recgrad.config import PipelineConfig
-from recgrad.data.arrow_columns import without_dictionary
+from recgrad.data.arrow_columns import one_chunk, without_dictionary
 from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
 from recgrad.data.readers.build import open_reader
+from recgrad.data.readers.reader import Reader
+from recgrad.data.samplers.build import build_sampler, provided_features
 from recgrad.errors import RecgradError
 
 GOLDEN_ROWS = 16
@@ -33,11 +35,13 @@ def golden_rows(config: PipelineConfig, features: Sequence[Feature], input_path:
         )
     encoder = FeatureEncoder(features)
     reader = open_reader(path, config.data_config)
-    reader.check_columns(encoder.columns)
+    complete, columns = _completed(config, features, encoder.columns, reader)
+    reader.check_columns(columns)
     found: list[pa.Table] = []
     for fragment in reader.fragments:
-        for block in reader.read(fragment, encoder.columns):
-            found.append(_good(encoder, block.table, [bad.row for bad in block.bad]))
+        for block in reader.read(fragment, columns):
+            rows = complete(block.table.slice(0, 4 * GOLDEN_ROWS))
+            found.append(_good(encoder, rows, [bad.row for bad in block.bad]))
             if sum(table.num_rows for table in found) >= GOLDEN_ROWS:
                 return pa.concat_tables(found).slice(0, GOLDEN_ROWS).combine_chunks()
     if not any(table.num_rows for table in found):
@@ -47,9 +51,31 @@ def golden_rows(config: PipelineConfig, features: Sequence[Feature], input_path:
     return pa.concat_tables(found).combine_chunks()
 
 
+def _completed(
+    config: PipelineConfig, features: Sequence[Feature], columns: Sequence[str], reader: Reader
+) -> tuple[Callable[[pa.Table], pa.Table], list[str]]:
+    """What adds the columns that the data have not and the sampler brings, and the columns to read for it."""
+    there = [name for name in columns if name in reader.schema.names]
+    provided = provided_features(config, features)
+    brought = {name for f in features if f.name in provided for name in f.columns}
+    if len(there) == len(columns) or not brought:
+        return lambda table: table, list(columns)
+    sampler = build_sampler(config.data_config, features, reader, training=False, seed=0)
+    assert sampler is not None
+
+    def complete(table: pa.Table) -> pa.Table:
+        own = {name: one_chunk(without_dictionary(table.column(name))) for name in sampler.columns}
+        for name, column in sampler.own_columns(own).items():
+            if name in brought and name not in table.column_names:
+                table = table.append_column(name, column)
+        return table
+
+    needed = [name for name in columns if name in there or name not in brought]
+    return complete, list(dict.fromkeys([*needed, *sampler.columns]))
+
+
 def _good(encoder: FeatureEncoder, table: pa.Table, bad: Sequence[int]) -> pa.Table:
     """The first rows of a table without those that cannot be encoded."""
-    table = table.slice(0, 4 * GOLDEN_ROWS)
     table = pa.table({name: without_dictionary(table.column(name)) for name in encoder.columns})
     faults = Faults()
     encoder.encode_table(table, faults)

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.ids import KnownIds, flat_ids, plain_ids
+from recgrad.data.readers.reader import Reader
 from recgrad.data.readers.tables import open_table, read_table
 from recgrad.errors import DataError, RecgradError
 from recgrad.export.towers import Embedder, embedded_blocks, write_tables
@@ -27,10 +29,8 @@ class Searched(Protocol):
         """The k best items of each query."""
 
 
-class Items(Protocol):
-    """An index, wherever it is: `Index` and `PostgresIndex`."""
-
-    path: Any
+class Numbered(Protocol):
+    """Items that have ids and numbers."""
 
     @property
     def id_field(self) -> str:
@@ -41,6 +41,12 @@ class Items(Protocol):
 
     def ids_of(self, numbers: Array) -> pa.Array:
         """The ids of items by number."""
+
+
+class Items(Numbered, Protocol):
+    """An index, wherever it is: `Index` and `PostgresIndex`."""
+
+    path: Any
 
     def check_model(self, embedder: Any) -> None:
         """Raise unless a model is that of the index."""
@@ -57,12 +63,14 @@ class History:
         index: whose items they are.
         user_field: the column of users.
         item_field: the column of items: one id, a list, or text joined by commas.
-        embedder: says how text files are written.
+        data: says how text files are written.
     """
 
-    def __init__(self, path: str, index: Items, user_field: str, item_field: str, embedder: Embedder) -> None:
+    def __init__(
+        self, path: str, index: Numbered, user_field: str, item_field: str, data: DataConfig | None
+    ) -> None:
         users, items = [], []
-        for table in read_table(open_table(path, embedder.data), [user_field, item_field]):
+        for table in read_table(open_table(path, data), [user_field, item_field]):
             flat = flat_ids(table.column(item_field), ",", f"{path}: column '{item_field}'")
             numbers = index.numbers(flat.ids)
             there = numbers >= 0
@@ -111,24 +119,16 @@ def recommend(
         history_path: files with pairs of users and items to leave out.
         item_field: the column of items there; that of the index if None.
     """
-    if k < 1:
-        raise RecgradError(f"recommend: k must be at least 1, got {k}")
-    target = Path(output_path)
-    if target.suffix not in (".parquet", ".csv"):
-        raise RecgradError(f"recommend: output '{target}' must end with .parquet or .csv")
+    target = check_output(output_path, k)
     index.check_model(embedder)
     view = index.view(condition)
     if not view.count:
         raise RecgradError(f"recommend: no item of index '{index.path}' passes the filter '{condition}'")
     reader = open_table(users_path, embedder.data)
-    if reader.schema.get_field_index(user_field) < 0:
-        names = ", ".join(reader.schema.names)
-        raise DataError(
-            f"recommend: column '{user_field}' is not in the users' files (have: {names}); --user-id names it"
-        )
+    check_user_field(reader, user_field)
     history = None
     if history_path is not None:
-        history = History(history_path, index, user_field, item_field or index.id_field, embedder)
+        history = History(history_path, index, user_field, item_field or index.id_field, embedder.data)
     count = 0
 
     def tables() -> Iterator[pa.Table]:
@@ -140,10 +140,29 @@ def recommend(
                 banned = None if history is None else history.of(ids)
                 found = view.search(vectors[begin : begin + USERS], k, banned)
                 count += len(ids)
-                yield (_rows if target.suffix == ".csv" else _lists)(user_field, users, index, found)
+                yield (in_rows if target.suffix == ".csv" else in_lists)(user_field, users, index, found)
 
     write_tables(target, tables(), {})
     return count
+
+
+def check_output(output_path: str | Path, k: int) -> Path:
+    """The file to write, of a kind that can be written, for a k that can be."""
+    if k < 1:
+        raise RecgradError(f"recommend: k must be at least 1, got {k}")
+    target = Path(output_path)
+    if target.suffix not in (".parquet", ".csv"):
+        raise RecgradError(f"recommend: output '{target}' must end with .parquet or .csv")
+    return target
+
+
+def check_user_field(reader: Reader, user_field: str) -> None:
+    """Raise where the users' files have no column of ids."""
+    if reader.schema.get_field_index(user_field) < 0:
+        names = ", ".join(reader.schema.names)
+        raise DataError(
+            f"recommend: column '{user_field}' is not in the users' files (have: {names}); --user-id names it"
+        )
 
 
 def _flat(found: Found) -> tuple[Ints, Ints, Any, Any]:
@@ -151,7 +170,8 @@ def _flat(found: Found) -> tuple[Ints, Ints, Any, Any]:
     return rows, places, found.items[rows, places], found.scores[rows, places]
 
 
-def _lists(name: str, users: pa.ChunkedArray, index: Items, found: Found) -> pa.Table:
+def in_lists(name: str, users: pa.ChunkedArray, index: Numbered, found: Found) -> pa.Table:
+    """A row for each user, with the lists `items` and `scores`."""
     rows, _, items, scores = _flat(found)
     starts = np.zeros(len(users) + 1, np.int64)
     np.cumsum(np.bincount(rows, minlength=len(users)), out=starts[1:])
@@ -166,7 +186,8 @@ def _lists(name: str, users: pa.ChunkedArray, index: Items, found: Found) -> pa.
     )
 
 
-def _rows(name: str, users: pa.ChunkedArray, index: Items, found: Found) -> pa.Table:
+def in_rows(name: str, users: pa.ChunkedArray, index: Numbered, found: Found) -> pa.Table:
+    """A row for each user and item."""
     rows, places, items, scores = _flat(found)
     ids = index.ids_of(items)
     columns = {name: users.take(pa.array(rows)), "rank": places + 1, index.id_field: ids, "score": scores}

@@ -140,12 +140,17 @@ def open_towers(
         return TrainedTowers(
             model, checkpoint_path, edit_config_json=edit_config_json, custom_code=custom_code
         )
+    check_bundle_options(model, checkpoint_path, edit_config_json)
+    return BundleTowers(model, threads=threads)
+
+
+def check_bundle_options(model: str | Path, checkpoint_path: Any, edit_config_json: Any) -> None:
+    """Raise where something is asked for that does not go with a bundle."""
     for flag, value in (("--checkpoint-path", checkpoint_path), ("--edit-config-json", edit_config_json)):
         if value:
             raise RecgradError(
                 f"{flag}: '{model}' is a bundle, which holds one checkpoint with its config; leave it out"
             )
-    return BundleTowers(model, threads=threads)
 
 
 def is_model_bundle(path: str | Path) -> bool:

@@ -54,6 +54,10 @@ class Sampler(ABC):
         """Names of features that it brings itself, so that they are not read from the rows."""
         return frozenset()
 
+    def own_columns(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+        """The columns of the features that it provides, as rows with these `self.columns` have them."""
+        return {}
+
     @classmethod
     @abstractmethod
     def check(cls, config: Any, features: Sequence[Feature]) -> None:

@@ -155,6 +155,11 @@ class TDMSampler(Sampler):
             probability_type=config.probability_type,
         )
 
+    def own_columns(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+        """The attributes of the rows' own leaves."""
+        leaves = self._leaves(columns[self.items.id_field])
+        return self.tree.nodes.take(self.tree.rows(leaves, self.tree.levels - 1))
+
     def sample(self, batch: Batch, columns: Mapping[str, pa.Array], place: Place) -> Batch:
         """The rows of leaves, ancestors and draws."""
         key = (self._seed, *place)
