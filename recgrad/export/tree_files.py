@@ -36,7 +36,7 @@ def item_ids(table: pa.Table, field: str, where: str) -> Ints:
     known = KnownIds(table.column(field), f"{where}: column '{field}'")
     if not pa.types.is_int64(known.ids.type):
         raise DataError(f"{where}: column '{field}': ids of a tree's items are whole numbers, got text")
-    ids = known.ids.to_numpy()
+    ids: Ints = known.ids.to_numpy()
     if len(ids) < 2:
         raise DataError(f"{where}: a tree needs two items at least, got {len(ids)}")
     if ids.min() < 0:

@@ -110,7 +110,8 @@ def _halved(vectors: Floats, order: Ints, begins: Ints, cuts: Ints, ends: Ints) 
             break
         sorted_rows = now
         means = np.add.reduceat(x[sorted_rows], sides)
-        one, other = means[::2] / left[:, None], means[1::2] / (sizes - left)[:, None]
+        one = (means[::2] / left[:, None]).astype(np.float32)
+        other = (means[1::2] / (sizes - left)[:, None]).astype(np.float32)
     result = order.copy()
     result[at] = own[sorted_rows]
     return result
