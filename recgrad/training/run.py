@@ -44,6 +44,7 @@ from recgrad.training.checkpoint import (
 from recgrad.training.checkpoint.staging import remove_leftovers
 from recgrad.training.evaluator import Progress, evaluated_weights
 from recgrad.training.evaluator import evaluate as evaluate_task
+from recgrad.training.failed_start import VERSION_FILE, remove_failed_start
 from recgrad.training.hooks.console import log_progress
 from recgrad.training.model_lock import LOCK_NAME, hold_model_dir
 from recgrad.training.own_tables import DATA_FOLDER, with_own_rows
@@ -63,7 +64,6 @@ from recgrad.version import __version__
 
 _log = logging.getLogger("recgrad.training")
 
-VERSION_FILE = "version"
 RANK_SEED = 1_000_003
 """What the seeds of two ranks differ by, so that their dropout does."""
 
@@ -399,7 +399,7 @@ def _check_model_dir(
     """The checkpoint to resume from, or None for a fresh start."""
     if continue_train:
         return checkpoints.latest(doing)
-    if any(path.name not in (LOCK_NAME, DATA_FOLDER) for path in folder.iterdir()):
+    if not remove_failed_start(folder, keep={LOCK_NAME, DATA_FOLDER}):
         raise RecgradError(
             f"model_dir {folder}{whole_path(folder)} is not empty; resume what is there "
             "(--continue_train), or choose another --model_dir"

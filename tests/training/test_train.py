@@ -62,6 +62,35 @@ def test_a_used_model_dir_is_refused_without_continue_train(config: PipelineConf
     assert [p.name for p in Path(config.model_dir).iterdir()] == ["notes.txt"]
 
 
+def test_a_run_that_failed_before_its_first_step_may_be_started_again(config: PipelineConfig) -> None:
+    rows = config.data_config.batch_size
+    config.data_config.batch_size, config.data_config.drop_remainder = 100_000, True
+    with pytest.raises(DataError):
+        recgrad.train(config)
+    left = {path.name for path in Path(config.model_dir).iterdir()}
+    assert {"events.jsonl", "pipeline.config"} <= left
+    config.data_config.batch_size = rows
+    result = recgrad.train(config)
+    assert result.step > 0
+    starts = [line for line in (Path(config.model_dir) / "events.jsonl").open() if '"kind": "start"' in line]
+    assert len(starts) == 1
+    with pytest.raises(RecgradError, match="is not empty"):
+        recgrad.train(config)
+
+
+@pytest.mark.parametrize("lost", ["events.jsonl", None])
+def test_what_may_be_of_worth_is_not_removed(config: PipelineConfig, lost: str | None) -> None:
+    folder = Path(config.model_dir)
+    config.data_config.batch_size, config.data_config.drop_remainder = 100_000, True
+    with pytest.raises(DataError):
+        recgrad.train(config)
+    (folder / lost).unlink() if lost else (folder / "notes.txt").write_text("precious")
+    left = {path.name for path in folder.iterdir()}
+    with pytest.raises(RecgradError, match="is not empty"):
+        recgrad.train(config)
+    assert {path.name for path in folder.iterdir()} == left
+
+
 @pytest.mark.parametrize("num_steps", [0, 10])
 def test_an_epoch_without_a_batch_is_an_error_and_not_an_endless_run(
     config: PipelineConfig, num_steps: int
