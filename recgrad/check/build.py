@@ -121,7 +121,8 @@ class _Builder:
             ]
             for field, oneof, build in makers:
                 for i, item in enumerate(getattr(head, field)):
-                    self.attempt(f"{where}.{field}[{i}].{item.WhichOneof(oneof)}", partial(build, item))
+                    name = next((field.name for field, _ in item.ListFields()), oneof)
+                    self.attempt(f"{where}.{field}[{i}].{name}", partial(build, item))
 
     def sampler(self, features: list[Feature]) -> None:
         """What the sampler refuses before it sees data."""

@@ -55,7 +55,7 @@ def check_data_config(context: Context) -> None:
 def check_labels(context: Context) -> None:
     """A model learns at least one label, unless rows are what it learns; fields are named once."""
     found = tasks(context)
-    unlabelled = bool(found) and all(task.retrieval for task in found)
+    unlabelled = bool(found) and all(task.retrieval or task.codes for task in found)
     for node in context.of("DataConfig"):
         if not node.message.label_fields and not unlabelled:
             context.problem(node.path, "label_fields is empty; name the column to learn")

@@ -14,7 +14,9 @@ def check_losses(context: Context) -> None:
     """Every task has losses, which agree with its number of classes and with each other."""
     for task in tasks(context):
         losses = losses_of(context, task)
-        if not task.node.message.losses:
+        if task.codes:
+            _check_codes(context, task)
+        elif not task.node.message.losses:
             context.problem(task.node.path, "losses is empty; name at least one")
         names = [loss.name for loss in losses]
         for loss in losses:
@@ -25,10 +27,39 @@ def check_losses(context: Context) -> None:
         for loss, problem in zip(losses, problems, strict=True):
             if problem is not None:
                 context.problem(loss.node.path, problem)
-        if not any(problems):
+        if not any(problems) and not task.codes:
             _check_logits(context, task, losses)
         for loss in losses:
             _check_candidates(context, task, loss)
+
+
+def _check_codes(context: Context, task: Task) -> None:
+    """Models of semantic ids learn from their losses, or without any, and have metrics of their own."""
+    learns = any(model.trait("takes_losses", True) for model in context.of_kind("model"))
+    if learns and not task.node.message.losses:
+        context.problem(task.node.path, "losses is empty; name recon_loss and commitment_loss")
+    if not learns and task.node.message.losses:
+        context.problem(f"{task.node.at('losses')}[0]", "has no effect: k-means minimises no loss; remove it")
+    for field in ("metrics", "train_metrics"):
+        if getattr(task.node.message, field):
+            names = ", ".join(task.metrics)
+            context.problem(
+                f"{task.node.at(field)}[0]", f"needs labels; semantic ids are measured by {names}"
+            )
+    if task.node.message.HasField("variational_dropout"):
+        context.problem(task.node.at("variational_dropout"), "would drop parts of the vectors; remove it")
+    if context.config.data_config.sample_weight_fields:
+        what = "semantic-id models weigh all rows alike; remove it"
+        context.problem("data_config.sample_weight_fields[0]", what)
+
+
+@CHECKS.register("losses of one kind")
+def check_one_loss(context: Context) -> None:
+    """A loss is of labels or of semantic ids."""
+    for node in context.of("LossConfig"):
+        names = [node.message.WhichOneof(oneof) for oneof in ("loss", "sid_loss")]
+        if all(names):
+            context.problem(node.path, f"names {names[0]} and {names[1]}; write two losses")
 
 
 def losses_of(context: Context, task: Task) -> list[Component]:
@@ -40,6 +71,11 @@ def losses_of(context: Context, task: Task) -> list[Component]:
 def _class_problem(task: Task, loss: Component) -> str | None:
     """Why a loss cannot be used for a task of so many classes."""
     logits, classes = loss.trait("num_logits", 1), task.num_class
+    if task.codes or loss.trait("takes_codes", False):
+        if task.codes and loss.trait("takes_codes", False):
+            return None
+        fitting = ", ".join(name for name, cls in LOSSES.items() if cls.takes_codes)
+        return f"is no loss of semantic ids; use {fitting}" if task.codes else "is for semantic-id models"
     if task.retrieval:
         if loss.trait("takes_candidates", False) or (loss.own and logits is None):
             return None
@@ -90,6 +126,8 @@ def _check_candidates(context: Context, task: Task, loss: Component) -> None:
 def check_metrics(context: Context) -> None:
     """Metrics fit what the task predicts."""
     for task in tasks(context):
+        if task.codes:
+            continue
         losses = [loss for loss in losses_of(context, task) if _class_problem(task, loss) is None]
         for kind, field in (("metric", "metrics"), ("train_metric", "train_metrics")):
             for metric in context.of_kind(kind, within=task.node.at(field)):

@@ -8,6 +8,7 @@ from typing import Any
 from recgrad.check.node import Node
 from recgrad.check.rule import CHECKS, Context
 from recgrad.config.values import show
+from recgrad.metrics.reconstruction import CODE_METRICS
 from recgrad.models.build import TOWERS
 
 
@@ -18,10 +19,14 @@ class Task:
     Attributes:
         node: the message that holds them.
         retrieval: the model scores an item against negatives, so that classes are items.
+        codes: the model learns codes of its rows.
+        metrics: of every evaluation, whatever the config says.
     """
 
     node: Node
     retrieval: bool = False
+    codes: bool = False
+    metrics: tuple[str, ...] = ()
 
     @property
     def num_class(self) -> int:
@@ -43,7 +48,9 @@ def tasks(context: Context) -> list[Task]:
     found = [Task(node) for node in towers(context)]
     for model in context.of_kind("model"):
         if model.cls is not None and TOWERS not in model.node.message.DESCRIPTOR.fields_by_name:
-            found.append(Task(model.holder, model.trait("retrieval", False)))
+            codes = model.trait("learns_codes", False)
+            metrics = tuple(metric.config_name for metric in CODE_METRICS) if codes else ()
+            found.append(Task(model.holder, model.trait("retrieval", False), codes, metrics))
     return found
 
 

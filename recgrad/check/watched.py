@@ -31,6 +31,7 @@ def check_watched(context: Context) -> None:
     known = list(catalogue_metrics(context))
     found = tasks(context)
     for task in found:
+        known += task.metrics
         for _, metric in _metrics(context, task, "metrics"):
             if metric is None:
                 return  # of the user's own, or wrong; its values' names are not known

@@ -28,7 +28,7 @@ if not TYPE_CHECKING:
 
 def loss_class(config: LossConfig) -> type[Loss]:
     """The class of the loss that a LossConfig names."""
-    name = str(config.WhichOneof("loss"))
+    name = str(config.WhichOneof("loss") or config.WhichOneof("sid_loss"))
     if name != CUSTOM:
         return LOSSES[name]
     path = config.custom_loss.class_path
@@ -43,15 +43,9 @@ def loss_class(config: LossConfig) -> type[Loss]:
 
 def build_loss(config: LossConfig) -> Loss:
     """The loss that a LossConfig names, with its options; `.config_name` is the name."""
-    choice = chosen(config, "loss")
+    choice = chosen(config, "loss") or chosen(config, "sid_loss")
     if choice is None:
-        other = chosen(config, "sid_loss")
-        raise ConfigError(
-            "losses: no loss is set; name one, such as binary_cross_entropy {}"
-            if other is None
-            else f"losses: {other[0]} belongs to semantic-id models, which have no trainer here; "
-            f"use one of: {', '.join(LOSSES)}"
-        )
+        raise ConfigError("losses: no loss is set; name one, such as binary_cross_entropy {}")
     name, message = choice
     cls, kwargs = loss_class(config), to_kwargs(message)
     try:

@@ -25,6 +25,7 @@ class Loss(nn.Module):
         takes_labels: whether it learns classes or values that rows are labelled with.
         takes_candidates: whether it learns an item's score against those of others, as two-tower models do.
         over_vectors: whether it takes vectors instead of scores from models that have them.
+        takes_codes: whether it is of semantic-id models, see `recgrad.losses.codes`.
         labels: what labels must be: 0 or 1, a class's number, or any number.
         needs_session: whether `session` must be given.
         corrects_sampling: whether scores of candidates are to be corrected for how often each is drawn.
@@ -37,6 +38,7 @@ class Loss(nn.Module):
     takes_labels: ClassVar[bool] = True
     takes_candidates: ClassVar[bool] = False
     over_vectors: ClassVar[bool] = False
+    takes_codes: ClassVar[bool] = False
     labels: ClassVar[Literal["binary", "classes", "numbers"]] = "numbers"
     needs_session: ClassVar[bool] = False
     corrects_sampling: bool = False

@@ -66,6 +66,9 @@ class Model(nn.Module):
     retrieval: ClassVar[bool] = False
     """Whether it compares an item with others, see `TaskSpec.retrieval`."""
 
+    learns_codes: ClassVar[bool] = False
+    """Whether it learns codes of its rows instead of labels."""
+
     similarity: str = "INNER_PRODUCT"
     """How the vectors of two towers are compared; COSINE means that they are normalised."""
     needs_sampler: ClassVar[str | None] = None
@@ -178,6 +181,9 @@ class Model(nn.Module):
                 rows[group], own = dropout(rows[group])
                 penalty = own if penalty is None else penalty + own
         return Inputs(rows, inputs.sequences, inputs.times), penalty
+
+    def settle(self) -> None:
+        """Bring up to date what follows from training: called before an evaluation and a checkpoint."""
 
     def own_losses(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Further terms of the loss that the model asks for, from its outputs, as the log names them."""

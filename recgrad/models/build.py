@@ -157,7 +157,7 @@ def _single_task(config: model_pb2.ModelConfig, label_fields: Sequence[str], cls
     return TaskSpec(
         label_name=label_fields[0] if label_fields else "",
         retrieval=cls.retrieval,
-        **_objectives(config, "model_config", cls.retrieval),
+        **_objectives(config, "model_config", cls.retrieval or cls.learns_codes),
     )
 
 
@@ -170,12 +170,12 @@ def _tower_task(tower: Any) -> TaskSpec:
     )
 
 
-def _objectives(config: Any, where: str, retrieval: bool = False) -> dict[str, Any]:
+def _objectives(config: Any, where: str, unscored: bool = False) -> dict[str, Any]:
     """The losses and metrics of a tower, or of a model of one task, and what they ask of its output."""
     num_class, losses = config.num_class, tuple(map(build_loss, config.losses))
     return {
         "num_class": num_class,
-        "num_logits": 1 if retrieval else _num_logits(where, losses, num_class),
+        "num_logits": 1 if unscored else _num_logits(where, losses, num_class),
         "losses": losses,
         "metrics": tuple(build_metric(metric, num_class=num_class) for metric in config.metrics),
         "train_metrics": tuple(

@@ -20,12 +20,14 @@ class GroupNeeds:
     Attributes:
         needed: types of the groups that must be there, by name.
         optional: types of those that may be there.
+        first: the type of the first group, whose name is free; settings name all others.
         alone: the type of a single group, which may have any name; without `needed` there must be just one.
     """
 
     needed: Mapping[str, GroupType] = field(default_factory=dict)
     optional: Mapping[str, GroupType] = field(default_factory=dict)
     alone: GroupType | None = None
+    first: GroupType | None = None
 
 
 ONE_DEEP = GroupNeeds(alone="DEEP")
@@ -55,11 +57,13 @@ def group_problems(
         groups: names and types.
     """
     needs = getattr(model, "reads", None)  # a class_path may name anything
-    if needs is not None:
+    if needs is not None and needs.first is None:
         yield from _own(name, needs, groups)
         return
     types = dict(groups)
     read = list(_named(model, settings))
+    if needs is not None and needs.first is not None and groups:
+        read.append(("", groups[0][0], needs.first))
     for place, group, kind in read:
         if group in types:
             yield from _of_type(name, groups, group, kind)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from recgrad.data.batch import Batch
 from recgrad.errors import ConfigError, DataError
 from recgrad.losses.base import weighted_mean
+from recgrad.losses.codes import CodeLoss
 from recgrad.losses.pareto import pareto_weights
 from recgrad.losses.weighting import normalize_weights, total_rows
 from recgrad.metrics.base import Metric
@@ -33,7 +34,8 @@ class Task(nn.Module):
         super().__init__()
         self.model = model
         self.said_sampled = False
-        self.heads = nn.ModuleList(Head(spec, sample_weight_fields) for spec in model.tasks)
+        head = CodesHead if model.learns_codes else Head
+        self.heads = nn.ModuleList(head(spec, sample_weight_fields) for spec in model.tasks)
 
     def place(self, device: torch.device) -> None:
         """Move the dense half of the model, and the losses, to a device."""
@@ -79,7 +81,9 @@ class Task(nn.Module):
         return weighted_mean(rows, None) * total_rows(batch.size)
 
     def _combine(self, losses: Sequence[Tensor], num_rows: int) -> Tensor:
-        """The sum of the tasks' losses, weighted by Pareto where the model asks for it."""
+        """The sum of the tasks' losses, weighted by Pareto where the model asks for it; 0 of none."""
+        if not losses:
+            return torch.zeros(())
         stacked = torch.stack(list(losses))
         if not (self.model.use_pareto_loss_weight and torch.is_grad_enabled()):
             return stacked.sum()
@@ -221,6 +225,35 @@ class Head(nn.Module):
                 metric.update(scores, labels, batch.keys[metric.grouping_key])
             else:
                 metric.update(scores, labels)
+
+
+class CodesHead(Head):
+    """The losses and metrics of a model of semantic ids, which has no labels."""
+
+    def is_in(self, outputs: Outputs) -> bool:
+        """Always."""
+        return True
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Iterator[tuple[str, Tensor]]:
+        """The loss terms, by name."""
+        for name, loss in zip(self._loss_names, self.spec.losses, strict=True):
+            assert isinstance(loss, CodeLoss)
+            yield name, loss.of_codes(outputs)
+
+    def predictions(self, outputs: Outputs) -> Iterator[tuple[str, Tensor]]:
+        """The model gives its codes itself."""
+        return iter(())
+
+    @property
+    def prediction_name(self) -> str:
+        """What users see the codes called."""
+        return "codes"
+
+    def update(self, metrics: Mapping[str, Metric], outputs: Outputs, batch: Batch) -> None:
+        """Add a batch to the metrics."""
+        names = ("reconstruction", "vectors", "codes")
+        for metric in metrics.values():
+            metric.update(*(outputs[name].detach().cpu() for name in names))
 
 
 def _named(spec: TaskSpec, metrics: Sequence[Metric]) -> dict[str, Metric]:

@@ -151,6 +151,7 @@ class Trainer:
         self.processes.doing(f"the evaluation of step {self.state.step}", tell=True)
         try:
             with self._pending.excluded():
+                self.task.model.settle()
                 metrics = self._evaluate(self)
         except InterruptedBySignal:
             return {}
@@ -171,6 +172,7 @@ class Trainer:
         if self._save is not None:
             self.processes.doing(f"saving the checkpoint of step {self.state.step}", tell=True)
             with self._pending.excluded():
+                self.task.model.settle()
                 self._save(self)
             self._call("after_save")
 

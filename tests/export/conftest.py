@@ -12,7 +12,7 @@ from google.protobuf import text_format
 
 from recgrad.config import PipelineConfig
 from recgrad.data.features.build import features_of
-from recgrad.export.bundle import write_bundle
+from recgrad.export.bundle import encoded_batch, write_bundle
 from recgrad.training.assembly import build_task
 from recgrad.training.run import Trained
 
@@ -63,6 +63,10 @@ def trained(name, extra=""):
         values = rng.normal(size=(len(some), table.spec.dim)).astype(np.float32)
         values[0] = 0  # a trained row of zeros is not an untrained one
         table.write(some, values)
+    if task.model.learns_codes:  # from the rows that it reads
+        task.train()(encoded_batch(features, rows(64)))
+        task.model.settle()
+        task.eval()
     return Trained(config, task, features, 3, {"auc": 0.75})
 
 

@@ -68,6 +68,8 @@ COUNTS = {
     "dssm_v2": chain(5, 8, 5, 4) + chain(8, 5, 4),
     "dat": chain(5, 8, 5, 4) + chain(8, 5, 4),
     "mind": chain(5, 8, 5) + 30 + 30 + 20 + chain(9, 6) + 24 + chain(8, 5, 4),
+    "sid_rqvae": chain(3, 5, 4) + chain(4, 5, 3) + (3 + 4) * 4,
+    "sid_rqkmeans": 1,
     "tdm": chain(15, 6, 1) + 1 + chain(20, 8, 5, 1),
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ from recgrad.models.base import MODELS
 from recgrad.nn.encoders.base import ENCODERS, SequenceFields, build_encoder
 from recgrad.training.task import Task
 
-NAMES = sorted(MODELS)
+NAMES = [name for name, model in MODELS.items() if not model.learns_codes]
 MODES = ["train", "eval", "inference"]
 # What is set in every MLP of a model.
 LAYERS = {
