@@ -6,21 +6,27 @@ if TYPE_CHECKING:
     from recgrad.losses.binary_cross_entropy import BinaryCrossEntropy as BinaryCrossEntropy
     from recgrad.losses.binary_focal_loss import BinaryFocalLoss as BinaryFocalLoss
     from recgrad.losses.bpr_loss import BPRLoss as BPRLoss
+    from recgrad.losses.commitment_loss import CommitmentLoss as CommitmentLoss
+    from recgrad.losses.contrastive_loss import ContrastiveLoss as ContrastiveLoss
     from recgrad.losses.cosine_contrastive_loss import CosineContrastiveLoss as CosineContrastiveLoss
     from recgrad.losses.full_softmax import FullSoftmax as FullSoftmax
     from recgrad.losses.gbce_loss import GBCELoss as GBCELoss
     from recgrad.losses.jrc_loss import JRCLoss as JRCLoss
     from recgrad.losses.l2_loss import L2Loss as L2Loss
+    from recgrad.losses.recon_loss import ReconLoss as ReconLoss
     from recgrad.losses.softmax_cross_entropy import SoftmaxCrossEntropy as SoftmaxCrossEntropy
 
 HOMES = {
     "BinaryCrossEntropy": "recgrad.losses.binary_cross_entropy",
     "BinaryFocalLoss": "recgrad.losses.binary_focal_loss",
     "BPRLoss": "recgrad.losses.bpr_loss",
+    "CommitmentLoss": "recgrad.losses.commitment_loss",
+    "ContrastiveLoss": "recgrad.losses.contrastive_loss",
     "CosineContrastiveLoss": "recgrad.losses.cosine_contrastive_loss",
     "FullSoftmax": "recgrad.losses.full_softmax",
     "GBCELoss": "recgrad.losses.gbce_loss",
     "JRCLoss": "recgrad.losses.jrc_loss",
     "L2Loss": "recgrad.losses.l2_loss",
+    "ReconLoss": "recgrad.losses.recon_loss",
     "SoftmaxCrossEntropy": "recgrad.losses.softmax_cross_entropy",
 }

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from recgrad.models.rank_mixer import RankMixer as RankMixer
     from recgrad.models.rocket_launching import RocketLaunching as RocketLaunching
     from recgrad.models.sasrec import SASRec as SASRec
+    from recgrad.models.sid_rqkmeans import SidRqkmeans as SidRqkmeans
+    from recgrad.models.sid_rqvae import SidRqvae as SidRqvae
     from recgrad.models.simple_multi_task import SimpleMultiTask as SimpleMultiTask
     from recgrad.models.stem import STEM as STEM
     from recgrad.models.tdm import TDM as TDM
@@ -71,6 +73,8 @@ HOMES = {
     "RankMixer": "recgrad.models.rank_mixer",
     "RocketLaunching": "recgrad.models.rocket_launching",
     "SASRec": "recgrad.models.sasrec",
+    "SidRqkmeans": "recgrad.models.sid_rqkmeans",
+    "SidRqvae": "recgrad.models.sid_rqvae",
     "SimpleMultiTask": "recgrad.models.simple_multi_task",
     "STEM": "recgrad.models.stem",
     "TDM": "recgrad.models.tdm",
