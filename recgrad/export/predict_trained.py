@@ -17,6 +17,7 @@ from recgrad.export.prediction_files import with_predictions
 from recgrad.training.processes import choose_device
 from recgrad.training.run import Trained, load_trained
 from recgrad.training.runtime import computing, set_threads
+from recgrad.training.task import as_array
 
 
 class TrainedRows:
@@ -67,7 +68,7 @@ class TrainedRows:
                 if not batch.size:
                     continue
                 found = task.predictions(task(batch))
-                scores = {name: values.float().cpu().numpy() for name, values in found.items()}
+                scores = {name: as_array(values) for name, values in found.items()}
                 yield with_predictions(kept, scores, output_columns=outputs, flat=flat)
 
 

@@ -20,6 +20,7 @@ from recgrad.models.towers import TowerEncoder
 from recgrad.serving.explain import explain
 from recgrad.serving.scorer import CHUNK_ROWS, BadRowsError, Scores
 from recgrad.training.run import Trained, load_trained
+from recgrad.training.task import as_array
 
 
 class TrainedScorer:
@@ -66,7 +67,7 @@ class TrainedScorer:
             raise BadRowsError(faults, first_row)
         with torch.inference_mode():
             found = self._task.predictions(self._task(Batch.of(encoded)))
-        return {name: values.float().cpu().numpy() for name, values in found.items()}
+        return {name: as_array(values) for name, values in found.items()}
 
     def embed(self, rows: pa.Table, tower: str) -> npt.NDArray[np.float32]:
         """The vectors of one tower."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -277,3 +278,8 @@ def _values(metrics: Iterator[tuple[str, Metric]]) -> dict[str, float]:
         else:
             values[name] = float(value)
     return values
+
+
+def as_array(values: Tensor) -> npt.NDArray[Any]:
+    """A prediction on the host: codes as they are, other numbers as float32."""
+    return (values.float() if values.is_floating_point() else values).cpu().numpy()
