@@ -1374,7 +1374,7 @@ class ExprFeature(message.Message):
     separator: builtins.str
     """Cuts text into several values."""
     fill_missing: builtins.float
-    """Stands in for a missing input."""
+    """Stands in for the elements that the shorter of two vectors lacks; unset, unequal vectors are a bad row."""
     pooling: builtins.str
     """How several embeddings of a row become one: sum or mean."""
     default_value: builtins.str

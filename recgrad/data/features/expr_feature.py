@@ -16,6 +16,7 @@ from recgrad.data.features.functions import Vector
 from recgrad.data.features.outputs import BagIndex, FloatOutput, IdOutput, numbers_of
 from recgrad.data.features.registry import FEATURES
 from recgrad.data.features.text import Mask
+from recgrad.data.hashing import Ints
 
 
 @FEATURES.register("expr_feature")
@@ -53,7 +54,7 @@ class ExprFeature(Feature):
             for bags, source in zip(inputs, self.inputs, strict=True)
         ]
         if self.fill is not None:
-            read = [_filled(bags, self.fill) for bags in read]
+            read = _padded(read, self.fill)
         count = len(read[0])
         whole = np.ones(count, np.bool_)
         for bags in read:
@@ -78,17 +79,27 @@ class ExprFeature(Feature):
             whole[bad] = False  # the rest may have other faults
 
 
-def _filled(bags: Bags, value: float) -> Bags:
-    """Missing values filled in."""
-    if bags.offsets is None:
+def _padded(variables: list[Bags], value: float) -> list[Bags]:
+    """Vectors as long as the longest of their bag, with `value` for what they lack.
+
+    What is missing stays missing, and one number is repeated along a vector as ever.
+    """
+    lengths = [None if bags.offsets is None else np.diff(bags.offsets) for bags in variables]
+    longest = np.max(np.broadcast_arrays(1, *(own for own in lengths if own is not None)), axis=0)
+    return [
+        bags if own is None else _pad(bags, own, np.where(own > 1, longest, own), value)
+        for bags, own in zip(variables, lengths, strict=True)
+    ]
+
+
+def _pad(bags: Bags, lengths: Ints, wanted: Ints, value: float) -> Bags:
+    if np.array_equal(lengths, wanted):
         return bags
-    lengths = np.diff(bags.offsets)
-    empty = lengths == 0
-    lengths = np.maximum(lengths, 1)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    filled = np.full(offsets[-1], value)
-    filled[~np.repeat(empty, lengths)] = bags.values
-    return Bags(filled, offsets)
+    offsets = np.concatenate([[0], np.cumsum(wanted)])
+    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], wanted)
+    padded = np.full(offsets[-1], value)
+    padded[within < np.repeat(lengths, wanted)] = bags.values
+    return Bags(padded, offsets)
 
 
 def _without_undefined(result: Value, inputs: list[Bags], whole: Mask) -> tuple[Value, Mask]:

@@ -38,12 +38,30 @@ def test_a_missing_variable_gives_the_default(encode, rows, expression, formula)
         assert encode(config(expression, 'default_value: "-1"'), columns).floats() == want
 
 
-def test_fill_missing_stands_in_for_variables(encode) -> None:
-    text = config("a - b", "fill_missing: 0.5")
-    assert encode(text, {"a": [3.0, None], "b": pa.array([None, None], pa.float64())}).floats() == [
-        [2.5],
-        [0.0],
-    ]
+def test_fill_missing_stands_in_for_what_a_shorter_vector_lacks(encode) -> None:
+    columns = {
+        "a": [[1.0, 2.0], [1.0, 2.0, 3.0], [1.0, 2.0], None, [4.0], [5.0, 6.0, 7.0]],
+        "b": [[3.0, 4.0, 5.0], [3.0, 4.0], [3.0, 4.0], [1.0, 2.0], [1.0, 2.0], [2.0]],
+    }
+    # Nothing at all is still the default's case, and one number goes with every element.
+    text = config("dot(a, b)", 'fill_missing: 0.5 default_value: "-1"')
+    want = [3 + 8 + 0.5 * 5, 3 + 8 + 3 * 0.5, 11.0, -1.0, 4 * 3.0, 18 * 2.0]
+    assert encode(text, columns).floats() == [[value] for value in want]
+
+
+@given(rows=st.lists(st.tuples(*[st.lists(st.integers(-9, 9), max_size=4)] * 2), min_size=1, max_size=8))
+def test_padding_against_plain_python(encode, rows) -> None:
+    def want(a: list[int], b: list[int]) -> float:
+        if not a or not b:
+            return -1.0
+        longest = max(len(a), len(b))
+        full = [v * longest if len(v) == 1 else v + [2] * (longest - len(v)) for v in (a, b)]
+        return float(sum(x * y for x, y in zip(*full)))
+
+    kind = pa.list_(pa.float64())
+    columns = {name: pa.array([row[i] for row in rows], kind) for i, name in enumerate("ab")}
+    text = config("dot(a, b)", 'fill_missing: 2 default_value: "-1"')
+    assert encode(text, columns).floats() == [[want(*row)] for row in rows]
 
 
 def test_boundaries_of_vectors_give_several_ids(encode) -> None:
