@@ -366,6 +366,9 @@ load_i64, store_i64 = _plain(types.int64, _I64, 8)
 load_i32, store_i32 = _plain(types.int32, _I32, 4)
 load_i16, store_i16 = _plain(types.int16, _I16, 2)
 load_u8, store_u8 = _plain(types.uint8, _I8, 1)
+load_s8, _ = _plain(types.int8, _I8, 1)
+load_u16, _ = _plain(types.uint16, _I16, 2)
+load_u32, _ = _plain(types.uint32, _I32, 4)
 load_f64, _ = _plain(types.float64, _DOUBLE, 8)
 
 

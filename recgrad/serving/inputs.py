@@ -6,8 +6,8 @@ embeddings where the program reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,11 @@ import numpy.typing as npt
 
 from recgrad.data.encoded import Encoded, IdArrays
 from recgrad.data.features.spec import FeatureSpec
-from recgrad.embedding.mapped.tables import Bags, MappedTables, Target
+from recgrad.data.plain.encoder import PlainRows
+from recgrad.data.plain.layout import EMPTY
+from recgrad.embedding.local.layout import BAGS, IDS, VECTOR_STRIDE, VECTORS
+from recgrad.embedding.mapped.lookup import ID_STEP
+from recgrad.embedding.mapped.tables import Bags, MappedTables, Target, address_of
 from recgrad.errors import BundleError
 from recgrad.serving.manifest import InputRecord, ProgramRecord
 
@@ -35,11 +39,23 @@ class _Field:
 
 @dataclass(frozen=True)
 class _Plan:
-    """An input with the places of its fields."""
+    """An input with the places of its fields.
+
+    Attributes:
+        record: what the manifest says of it.
+        lookups: in their order.
+        dense: likewise.
+        into: columns that plain numbers go to.
+        of: which of them go there.
+        copied: they are all of the input, in their order.
+    """
 
     record: InputRecord
     lookups: tuple[_Field, ...]
     dense: tuple[_Field, ...]
+    into: list[int]
+    of: list[int]
+    copied: bool
 
 
 class ProgramInputs:
@@ -49,14 +65,45 @@ class ProgramInputs:
         program: what the manifest says of it.
         tables: of the bundle.
         features: specs by name.
+        ids: names of the plain features that make ids, in their order.
+        numbers: names of the plain features that make numbers, in their order.
     """
 
     def __init__(
-        self, program: ProgramRecord, tables: MappedTables, features: Mapping[str, FeatureSpec]
+        self,
+        program: ProgramRecord,
+        tables: MappedTables,
+        features: Mapping[str, FeatureSpec],
+        ids: Sequence[str] = (),
+        numbers: Sequence[str] = (),
     ) -> None:
         self._tables = tables
         self._features = features
-        self._plans = [self._plan(record) for record in program.inputs]
+        self._ids = {name: i for i, name in enumerate(ids)}
+        self._numbers = {name: i for i, name in enumerate(numbers)}
+        self._plans, self._same = self._distinct(program.inputs)
+        fields = [(number, item) for number, plan in enumerate(self._plans) for item in plan.lookups]
+        self._lookups = [item.name for _, item in fields]
+        self._keys = [item.feature for _, item in fields]
+        self._plan_of = np.array([number for number, _ in fields], np.int64)
+        self._id_of = np.array([self._ids.get(key, 0) for key in self._keys], np.int64)
+        # What is known of the lookups before there are rows; addresses are added to the rest.
+        self._lines = tables.lines(self._lookups, EMPTY)
+        self._lines[:, VECTORS] = [4 * item.first for _, item in fields]
+        self._lines[:, VECTOR_STRIDE] = [4 * self._plans[number].record.width for number, _ in fields]
+
+    def _distinct(self, records: Sequence[InputRecord]) -> tuple[list[_Plan], dict[str, str]]:
+        """Plans of inputs, of equal ones the first; and which input each other one equals."""
+        plans: list[_Plan] = []
+        known: dict[InputRecord, str] = {}
+        same: dict[str, str] = {}
+        for record in records:
+            first = known.setdefault(replace(record, name=""), record.name)
+            if first == record.name:
+                plans.append(self._plan(record))
+            else:
+                same[record.name] = first
+        return plans, same
 
     def _plan(self, record: InputRecord) -> _Plan:
         lookups, dense, at = [], [], 0
@@ -70,17 +117,51 @@ class ProgramInputs:
             at += width
         if at != record.width and record.source in ("dense", "lookups", "positions"):
             raise BundleError(f"manifest.json: input {record.name} is {at} wide, not {record.width}")
-        return _Plan(record, tuple(lookups), tuple(dense))
+        pairs = [(item.first, self._numbers[item.feature]) for item in dense if item.feature in self._numbers]
+        into, of = ([pair[i] for pair in pairs] for i in (0, 1))
+        copied = bool(of) and into == of == list(range(len(self._numbers))) and at == len(of)
+        return _Plan(record, tuple(lookups), tuple(dense), into, of, copied)
 
-    def feeds(self, encoded: Encoded, threads: int = 1) -> Feeds:
-        """The inputs of encoded rows, by name."""
-        feeds: Feeds = {}
-        targets: list[Target] = []
-        for plan in self._plans:
-            feeds[plan.record.name] = self._input(plan, encoded, targets)
-        if targets:
-            self._tables.look_up(targets, _bags(encoded), threads)
+    def feeds(self, rows: PlainRows | None, rest: Encoded | None, threads: int = 1) -> Feeds:
+        """The inputs of rows, by name.
+
+        Args:
+            rows: their plain features.
+            rest: the other features, and those plain ones that have odd values.
+            threads: to look up with.
+        """
+        outs = [self._unfilled(plan, rows, rest) for plan in self._plans]
+        if self._lookups:
+            lines = self._lines.copy()
+            lines[:, VECTORS] += np.array([address_of(out) for out in outs], np.int64)[self._plan_of]
+            if rows is not None and len(rows.ids):
+                lines[:, IDS] = address_of(rows.ids) + 8 * rows.size * self._id_of
+                lines[:, ID_STEP] = 8 * (1 - rows.shared[self._id_of])
+                lines[:, BAGS] = rows.size
+            bags = {} if rest is None else _bags(rest)
+            for line, key in zip(lines, self._keys, strict=True) if bags else ():
+                if key in bags:
+                    self._tables.put_bags(line, bags[key])
+            self._tables.run(self._lookups, lines, threads)
+        feeds = {plan.record.name: out for plan, out in zip(self._plans, outs, strict=True)}
+        for name, first in self._same.items():
+            feeds[name] = feeds[first]
         return feeds
+
+    def _unfilled(self, plan: _Plan, rows: PlainRows | None, rest: Encoded | None) -> Array:
+        """An input, but for its lookups."""
+        record = plan.record
+        if rest is None or (rows is not None and record.source in ("lookups", "dense")):
+            assert rows is not None
+            if plan.copied and rest is None:
+                return rows.numbers
+            out = (np.zeros if plan.dense else np.empty)((rows.size, record.width), np.float32)
+            out[:, plan.into] = rows.numbers[:, plan.of]
+            for item in plan.dense if rest is not None else ():
+                if item.feature in rest.dense.keys:
+                    out[:, item.first : item.first + item.width] = rest.dense[item.feature]
+            return out
+        return self._input(plan, rest, [])
 
     def candidate_feeds(self, user: Encoded, items: Encoded, threads: int = 1) -> Feeds:
         """The inputs of one user's row with each of the items' rows; each feature is of one of the two.
@@ -109,6 +190,8 @@ class ProgramInputs:
                 self._fill(plan, items, out, targets, lambda name: name not in of_user)
         if targets:
             self._tables.look_up(targets, _bags(items), threads)
+        for name, equal in self._same.items():
+            feeds[name] = feeds[equal]
         return feeds
 
     def _user_part(
@@ -160,6 +243,18 @@ class ProgramInputs:
         out = np.empty((size, record.width), np.float32)
         self._fill(plan, encoded, out, targets, lambda _: True)
         return out
+
+
+def by_row_only(program: ProgramRecord, lookups: Mapping[str, str]) -> set[str]:
+    """The features of a program that no input reads but as ids or numbers of rows.
+
+    Args:
+        program: the program.
+        lookups: the feature of each lookup.
+    """
+    others = [record for record in program.inputs if record.source not in ("lookups", "dense")]
+    read = {name for record in others for name in (*record.features, *(lookups[n] for n in record.lookups))}
+    return set(program.features) - read
 
 
 def one_sided(program: ProgramRecord, lookups: Mapping[str, str], users: Collection[str]) -> set[str]:

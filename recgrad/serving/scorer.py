@@ -26,10 +26,11 @@ from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
 from recgrad.data.features.build import features_of
 from recgrad.data.features.spec import FeatureSpec
+from recgrad.data.plain.encoder import PlainEncoder, PlainRows
 from recgrad.embedding.mapped.tables import MappedTables
 from recgrad.errors import BundleError, ConfigError, DataError, nearest
 from recgrad.serving.explain import explain
-from recgrad.serving.inputs import ProgramInputs, one_sided
+from recgrad.serving.inputs import ProgramInputs, by_row_only, one_sided
 from recgrad.serving.manifest import CONFIG, GOLDEN, GOLDEN_SCORES, Manifest, ProgramRecord, read_manifest
 from recgrad.serving.program import load_program
 from recgrad.serving.verify import check_files
@@ -86,22 +87,42 @@ class _Part:
         self.record = record
         self.features = [features[name] for name in record.features]
         self.encoder = FeatureEncoder(self.features)
-        self.inputs = ProgramInputs(record, tables, {name: f.spec for name, f in features.items()})
+        self._keys = {name: lookup.key for name, lookup in tables.lookups.items()}
+        by_row = by_row_only(record, self._keys)
+        self._plain = PlainEncoder([feature for feature in self.features if feature.name in by_row])
+        self._rests: dict[tuple[str, ...], FeatureEncoder | None] = {}
+        specs = {name: feature.spec for name, feature in features.items()}
+        self.inputs = ProgramInputs(record, tables, specs, self._plain.ids, self._plain.numbers)
         self.program = load_program(folder, record, threads)
         self.threads = threads
-        self._keys = {name: lookup.key for name, lookup in tables.lookups.items()}
         self._splits: dict[tuple[frozenset[str], frozenset[str]], tuple[FeatureEncoder, FeatureEncoder]] = {}
 
-    def encode(self, rows: Rows) -> Encoded:
-        """The features of rows."""
-        faults = Faults()
-        encoded = self.encoder.encode_table(rows, faults)
-        if faults:
-            raise BadRowsError(faults)
-        return encoded
+    def run(self, rows: Rows) -> list[npt.NDArray[np.float32]]:
+        """The outputs of rows, of one at least."""
+        batch = _one_batch(rows)
+        plain = None if batch is None else self._plain.encode(batch)
+        encoder = self.encoder if plain is None else self._rest(plain)
+        rest = None if encoder is None else _encode(encoder, rows)
+        return self.program(self.inputs.feeds(plain, rest, self.threads))
+
+    def _rest(self, plain: PlainRows) -> FeatureEncoder | None:
+        """What encodes the features that are not plain, or not in these rows; None if there are none."""
+        if plain.odd in self._rests:
+            return self._rests[plain.odd]
+        done = {feature.name for feature in self._plain.features}.difference(plain.odd)
+        rest = [feature for feature in self.features if feature.name not in done]
+        encoder = FeatureEncoder(rest) if rest else None
+        if len(self._rests) < _SPLITS:
+            self._rests[plain.odd] = encoder
+        return encoder
 
     def run_candidates(self, user: Rows, items: Rows) -> list[npt.NDArray[np.float32]]:
         """The outputs of one user's row with each of the items' rows, of which there is one at least."""
+        both = _one_batch(user), _one_batch(items)
+        if both[0] is not None and both[1] is not None:
+            plain = self._plain.encode(both[1], both[0])
+            if plain is not None and self._rest(plain) is None:
+                return self.program(self.inputs.feeds(plain, None, self.threads))
         of_user, of_items = self._split(frozenset(user.schema.names), frozenset(items.schema.names))
         missing = [name for name in of_items.columns if name in user.schema.names]
         if missing:
@@ -132,10 +153,6 @@ class _Part:
         if len(self._splits) < _SPLITS:
             self._splits[user, items] = split
         return split
-
-    def run(self, rows: Rows) -> list[npt.NDArray[np.float32]]:
-        """The outputs of rows, of one at least."""
-        return self.program(self.inputs.feeds(self.encode(rows), self.threads))
 
 
 class Scorer:
@@ -292,6 +309,23 @@ class Scorer:
                     )
             widths[name] = [(0, *values.shape[1:]) for values in outputs]
         return widths
+
+
+def _encode(encoder: FeatureEncoder, rows: Rows) -> Encoded:
+    """The features of rows."""
+    faults = Faults()
+    encoded = encoder.encode_table(rows, faults)
+    if faults:
+        raise BadRowsError(faults)
+    return encoded
+
+
+def _one_batch(rows: Rows) -> pa.RecordBatch | None:
+    """Rows as one batch; None where their columns lie in several pieces."""
+    if isinstance(rows, pa.RecordBatch):
+        return rows
+    batches = rows.to_batches()
+    return batches[0] if len(batches) == 1 else None
 
 
 def _as_table(rows: Rows) -> pa.Table:

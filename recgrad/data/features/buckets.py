@@ -109,6 +109,11 @@ class Vocabulary:
         ids: the number of each word.
         unknown: the id of words that are not there.
         num_rows: at least the largest id + 1.
+
+    Attributes:
+        words: the words.
+        word_ids: their ids.
+        slots: where a word is found by its XXH64: numbers of words, −1 where there is none.
     """
 
     def __init__(self, ids: Mapping[str, int], unknown: int, num_rows: int) -> None:
@@ -119,22 +124,22 @@ class Vocabulary:
             raise ValueError("ids of a vocabulary must not be negative")
         self.num_rows = max(num_rows, highest + 1)
         self.unknown = unknown
-        self._words = Text.of(pa.array(list(ids), pa.large_string()))
-        self._ids = np.fromiter(ids.values(), np.int64, len(ids))
+        self.words = Text.of(pa.array(list(ids), pa.large_string()))
+        self.word_ids = np.fromiter(ids.values(), np.int64, len(ids))
         size = 1 << max(3, (2 * len(ids) - 1).bit_length())
-        self._slots = _fill_slots(
-            hash_spans(self._words.data, self._words.starts, self._words.ends), np.full(size, -1, np.int64)
+        self.slots = _fill_slots(
+            hash_spans(self.words.data, self.words.starts, self.words.ends), np.full(size, -1, np.int64)
         )
 
     def __call__(self, values: Values, report: Report) -> Ints:
         """The number of each word; integers are looked up as their decimal text."""
         if not isinstance(values, Text):
             values = Text.of_ints(whole_numbers(values, report))
-        words = self._words
+        words = self.words
         found: Ints = _find(
-            values.data, values.starts, values.ends, words.data, words.starts, words.ends, self._slots
+            values.data, values.starts, values.ends, words.data, words.starts, words.ends, self.slots
         )
-        return np.where(found >= 0, self._ids[found], self.unknown)
+        return np.where(found >= 0, self.word_ids[found], self.unknown)
 
 
 class Boundaries:
@@ -146,11 +151,11 @@ class Boundaries:
             raise ValueError(f"boundaries must be rising numbers, got {list(boundaries)}")
         self.num_rows = len(edges) + 1
         # float32 values are compared with float32 edges: 0.7 in a file is then the edge 0.7.
-        self._double, self._single = edges, edges.astype(np.float32)
+        self.double, self.single = edges, edges.astype(np.float32)
 
     def __call__(self, values: npt.NDArray[Any]) -> Ints:
         """The bucket of each number."""
-        edges = self._single if values.dtype == np.float32 else self._double
+        edges = self.single if values.dtype == np.float32 else self.double
         ids: Ints = np.searchsorted(edges, values, "right")
         return ids
 

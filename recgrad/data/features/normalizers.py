@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,18 @@ from recgrad.errors import nearest
 
 Numbers = npt.NDArray[Any]
 Normalizer = Callable[[Numbers], Numbers]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """(x − shift) / scale, in float64."""
+
+    shift: float
+    scale: float
+
+    def __call__(self, x: Numbers) -> Numbers:
+        """The normalized numbers."""
+        return (x.astype(np.float64) - self.shift) / self.scale
 
 
 def build_normalizer(text: str) -> Normalizer:
@@ -60,14 +73,14 @@ def zscore(mean: float, standard_deviation: float) -> Normalizer:
     """(x − mean) / standard_deviation."""
     if standard_deviation <= 0:
         raise ValueError(f"standard_deviation must be positive, got {standard_deviation}")
-    return lambda x: (x.astype(np.float64) - mean) / standard_deviation
+    return Linear(mean, standard_deviation)
 
 
 def minmax(min: float, max: float) -> Normalizer:
     """(x − min) / (max − min)."""
     if max <= min:
         raise ValueError(f"max of minmax must be above min, got min {min} and max {max}")
-    return lambda x: (x.astype(np.float64) - min) / (max - min)
+    return Linear(min, max - min)
 
 
 _METHODS: dict[str, tuple[Callable[..., Normalizer], dict[str, float | None]]] = {

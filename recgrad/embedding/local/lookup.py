@@ -202,7 +202,7 @@ def _copy_rows(a: int, first: int, last: int, first_bag: int, last_bag: int, err
 
 
 @njit(nogil=True)
-def _resolve(table: int, row: int) -> int:
+def resolve(table: int, row: int) -> int:
     """The address of a row, prefetched; 0 when it has no slot, −1 when the id is out of range."""
     if row < 0 or row >= field(table, ROWS):
         return -1
@@ -218,7 +218,7 @@ def _resolve(table: int, row: int) -> int:
 
 
 @njit(nogil=True)
-def _pool_bags(
+def pool_bags(
     lookup: int, table: int, parameters: int, first_bag: int, last_bag: int, dim: int, ring: int
 ) -> int:
     """Pool the bags of one lookup; returns 1 + the position of the first bad id, or 0."""
@@ -245,7 +245,7 @@ def _pool_bags(
             while known < min(stop, piece + AHEAD):
                 if compact and known + INDEX_AHEAD < stop:
                     prefetch_entry(table, load_i64(ids + 8 * (known + INDEX_AHEAD)))
-                address = _resolve(table, load_i64(ids + 8 * known))
+                address = resolve(table, load_i64(ids + 8 * known))
                 simd.store_i64(ring + 8 * (known & (RING - 1)), address)
                 if address == -1 and bad == 0:
                     bad = known + 1
@@ -287,9 +287,7 @@ def lookup_tasks(a: int) -> None:
             lookup = field(a, LOOKUPS) + 8 * LOOKUP_COLUMNS * i
             t = field(lookup, TABLE)
             table, parameters = field(a, TABLES) + 8 * TABLE_COLUMNS * t, field(a, PARAMETERS) + 32 * t
-            bad = _pool_bags(
-                lookup, table, parameters, first_bag, last_bag, field(a, DIM), simd.address(ring)
-            )
+            bad = pool_bags(lookup, table, parameters, first_bag, last_bag, field(a, DIM), simd.address(ring))
             if bad != 0 and field(error, 1) == 0:
                 simd.store_i64(error, i)
                 simd.store_i64(error + 8, bad)

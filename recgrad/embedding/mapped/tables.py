@@ -20,28 +20,43 @@ from recgrad.embedding.local.layout import (
     BAGS,
     BITS,
     COUNT,
+    ID_WEIGHTS,
+    IDS,
     INDEX,
     INIT,
     KEY,
     KIND,
-    LOOKUP_COLUMNS,
+    MEAN,
+    OFFSETS,
     ROWS,
     STRIDE,
+    TABLE,
     TABLE_COLUMNS,
+    VECTOR_STRIDE,
+    VECTORS,
     WEIGHTS,
 )
-from recgrad.embedding.local.lookup import BAGS_PER_TASK, TASK_COLUMNS, lookup_tasks
+from recgrad.embedding.mapped.lookup import (
+    BAGS_PER_TASK,
+    DIM,
+    ERROR_COLUMNS,
+    ID_STEP,
+    MAPPED_COLUMNS,
+    NO_ID,
+    TASK_COLUMNS,
+    mapped_lookups,
+)
 from recgrad.embedding.mapped.packing import PACKINGS
 from recgrad.embedding.mapped.record import LookupRecord, TableRecord
 from recgrad.errors import BundleError
 from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import launch
-from recgrad.kernels.simd import F32
 
 Array = npt.NDArray[Any]
 
 
-def _address(array: Array) -> int:
+def address_of(array: Array) -> int:
+    """Where an array begins."""
     address: int = array.__array_interface__["data"][0]
     return address
 
@@ -105,8 +120,7 @@ class MappedTables:
         self._parameters = np.zeros((max(len(tables), 1), 4), np.float64)
         for i, record in enumerate(tables):
             self._map_table(folder, i, record)
-        self._plain = {r.name for r in tables if not r.index_file and PACKINGS[r.packing].kind == F32}
-        self._kernel = compiled(lookup_tasks)
+        self._kernel = compiled(mapped_lookups)
 
     def _map_table(self, folder: Path, i: int, record: TableRecord) -> None:
         check_record(record)
@@ -138,11 +152,31 @@ class MappedTables:
             pages.madvise(mmap.MADV_RANDOM)
         array = np.frombuffer(pages, np.uint8)
         self._maps.append(array)
-        return _address(array)
+        return address_of(array)
 
     def dim(self, lookup: str) -> int:
         """Width of a lookup."""
         return self.records[self.lookups[lookup].table].dim
+
+    def lines(self, lookups: Sequence[str], no_id: int = -(1 << 63)) -> Array:
+        """What the kernel is told of lookups, a line each, but for the addresses of ids and vectors.
+
+        Args:
+            lookups: their names.
+            no_id: the id that stands for an empty bag.
+        """
+        lines = np.zeros((len(lookups), MAPPED_COLUMNS), np.int64)
+        for line, name in zip(lines, lookups, strict=True):
+            record = self.lookups[name]
+            line[[TABLE, MEAN, DIM]] = self._line[record.table], record.pooling == "mean", self.dim(name)
+        lines[:, ID_STEP], lines[:, NO_ID] = 8, no_id
+        return lines
+
+    def put_bags(self, line: Array, bags: Bags) -> None:
+        """Tell the kernel in a line where the ids of a lookup are."""
+        line[IDS], line[BAGS] = address_of(bags.ids), len(bags)
+        line[OFFSETS] = 0 if bags.offsets is None else address_of(bags.offsets)
+        line[ID_WEIGHTS] = 0 if bags.weights is None else address_of(bags.weights)
 
     def look_up(self, targets: Sequence[Target], bags: Mapping[str, Bags], threads: int = 1) -> None:
         """Pool the bags of each target's feature into its output.
@@ -150,59 +184,52 @@ class MappedTables:
         Raises:
             BadIdError: an id is outside its table.
         """
-        by_dim: dict[int, list[Target]] = {}
-        for target in targets:
-            by_dim.setdefault(self.dim(target.lookup), []).append(target)
-        for dim, own in by_dim.items():
-            self._look_up(dim, own, bags, threads)
-
-    def _look_up(self, dim: int, targets: Sequence[Target], bags: Mapping[str, Bags], threads: int) -> None:
-        lines = np.zeros((len(targets), LOOKUP_COLUMNS), np.int64)
-        simple, counts = True, set()
+        names = [target.lookup for target in targets]
+        lines = self.lines(names)
         for line, target in zip(lines, targets, strict=True):
-            record, out = self.lookups[target.lookup], target.out
-            own = bags[record.key]
-            line[:] = (
-                self._line[record.table],
-                _address(own.ids),
-                0 if own.offsets is None else _address(own.offsets),
-                0 if own.weights is None else _address(own.weights),
-                len(own),
-                record.pooling == "mean",
-                _address(out),
-                out.strides[0],
-            )
-            simple = simple and own.offsets is None and own.weights is None and record.table in self._plain
-            counts.add(len(own))
-        tasks = self._tasks(lines, simple and len(counts) == 1)
+            self.put_bags(line, bags[self.lookups[target.lookup].key])
+            line[[VECTORS, VECTOR_STRIDE]] = address_of(target.out), target.out.strides[0]
+        self.run(names, lines, threads)
+
+    def run(self, lookups: Sequence[str], lines: Array, threads: int = 1) -> None:
+        """Look up what complete lines say.
+
+        Args:
+            lookups: the name of each line.
+            lines: as `lines` gives them, filled in.
+            threads: to use.
+
+        Raises:
+            BadIdError: an id is outside its table.
+        """
+        tasks = _tasks(lines[:, BAGS])
         if not len(tasks):
             return
-        errors = np.zeros((len(tasks), 2), np.int64)
+        errors = np.zeros((len(tasks), ERROR_COLUMNS), np.int64)
         launch(
             self._kernel,
-            *(dim, len(tasks), lines, self._matrix, self._parameters, tasks, errors),
+            *(len(tasks), lines, self._matrix, self._parameters, tasks, errors),
             tasks=min(threads, len(tasks)),
         )
-        if errors.any():
-            column, position = errors[np.flatnonzero(errors[:, 1])[0]].tolist()
-            record = self.lookups[targets[column].lookup]
-            value = int(bags[record.key].ids[position - 1])
+        if errors[:, 1].any():
+            at, position, value = errors[np.flatnonzero(errors[:, 1])[0]].tolist()
+            record = self.lookups[lookups[at]]
             raise BadIdError(record, self.records[record.table], value, position - 1)
 
-    def _tasks(self, lines: Array, simple: bool) -> Array:
-        """Bags in pieces: of all lookups at once where they are `simple`, else lookup by lookup."""
-        tasks: list[tuple[int, int, int, int, int]] = []
-        spans = (
-            [(0, len(lines), int(lines[0, BAGS]))]
-            if simple
-            else [(i, i + 1, count) for i, count in enumerate(lines[:, BAGS].tolist())]
-        )
-        for first, last, count in spans:
-            tasks += [
-                (first, last, begin, min(begin + BAGS_PER_TASK, count), int(simple))
-                for begin in range(0, count, BAGS_PER_TASK)
-            ]
-        return np.array(tasks, np.int64).reshape(-1, TASK_COLUMNS)
+
+def _tasks(bags: Array) -> Array:
+    """Bags in pieces: of lookups with equally many bags, one after another, together."""
+    if not len(bags):
+        return np.empty((0, TASK_COLUMNS), np.int64)
+    ends = [*(np.flatnonzero(np.diff(bags)) + 1).tolist(), len(bags)]
+    tasks: list[tuple[int, int, int, int]] = []
+    first = 0
+    for last in ends:
+        count = int(bags[first])
+        for begin in range(0, count, BAGS_PER_TASK):
+            tasks.append((first, last, begin, min(begin + BAGS_PER_TASK, count)))
+        first = last
+    return np.array(tasks, np.int64).reshape(-1, TASK_COLUMNS)
 
 
 def check_record(record: TableRecord) -> None:
