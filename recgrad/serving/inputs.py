@@ -157,9 +157,10 @@ class ProgramInputs:
                 return rows.numbers
             out = (np.zeros if plan.dense else np.empty)((rows.size, record.width), np.float32)
             out[:, plan.into] = rows.numbers[:, plan.of]
-            for item in plan.dense if rest is not None else ():
-                if item.feature in rest.dense.keys:
-                    out[:, item.first : item.first + item.width] = rest.dense[item.feature]
+            if rest is not None:
+                for item in plan.dense:
+                    if item.feature in rest.dense.keys:
+                        out[:, item.first : item.first + item.width] = rest.dense[item.feature]
             return out
         return self._input(plan, rest, [])
 

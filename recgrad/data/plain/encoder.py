@@ -115,9 +115,11 @@ class PlainEncoder:
         Returns:
             None if a column is missing, or is there twice: others say so.
         """
+        if self._kernel is None:
+            return None
         size = rows.num_rows
         places = self._places(rows.schema, None if shared_row is None else shared_row.schema)
-        if places is None or self._kernel is None:
+        if places is None:
             return None
         ids = np.empty((len(self.ids), size), np.int64)
         numbers = np.empty((size, len(self.numbers)), np.float32)

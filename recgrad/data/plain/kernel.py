@@ -67,7 +67,7 @@ def _is_null(valid: int, i: int) -> bool:
 
 
 @njit(nogil=True)
-def _integer(kind: int, values: int, i: int) -> int:
+def _integer(kind: int, values: int, i: int) -> Any:
     """Value i of a column of integers."""
     if kind == at.INT64:
         return load_i64(values + 8 * i)
@@ -87,7 +87,7 @@ def _integer(kind: int, values: int, i: int) -> int:
 
 
 @njit(nogil=True)
-def _number(kind: int, values: int, i: int) -> float:
+def _number(kind: int, values: int, i: int) -> Any:
     """Value i of a column of floats, as float64."""
     return np.float64(simd.load1(values + 4 * i)) if kind == at.FLOAT32 else load_f64(values + 8 * i)
 
@@ -157,7 +157,7 @@ def _word(feature: int, data: Any, begin: int, end: int) -> int:
 
 
 @njit(nogil=True)
-def _id_of_text(feature: int, data: Any, begin: int, end: int) -> int:
+def _id_of_text(feature: int, data: Any, begin: Any, end: Any) -> Any:
     """The id of a text that is hashed or looked up as it is."""
     makes = field(feature, at.MAKES)
     if makes == at.XXH64:
@@ -197,7 +197,7 @@ def _ids(feature: int, column: int, kind: int, rows: int, out: int) -> bool:
     for row in range(rows):
         i = first + row
         missing = _is_null(valid, i)
-        begin, end = np.int64(0), np.int64(0)
+        begin, end = 0, 0
         if kind >= at.TEXT and not missing:
             begin, end = _span(kind, values, i)
             missing = begin == end
