@@ -6,20 +6,20 @@ rows. One that cannot be loaded is refused and the old one stays.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from recgrad.errors import RecgradError
-from recgrad.serving.answers import plain_content
 from recgrad.serving.joins import FeatureStore
 from recgrad.serving.joins import signature as file_signature
+from recgrad.serving.kept import version_of_manifest
 from recgrad.serving.scorer import Scorer
 from recgrad.serving.served import Served
 from recgrad.serving.settings import StoreSettings
@@ -49,6 +49,7 @@ class ModelHolder:
         stores: files of stored features, by role.
         folder: where mapped copies of these are kept.
         load: gives the scorer of a bundle.
+        fallback: a copy of the bundle that was served last, taken where the one in its place is bad.
         on_event: called with "swap" or "refused".
 
     Raises:
@@ -61,6 +62,7 @@ class ModelHolder:
         *,
         stores: Mapping[str, StoreSettings] | None = None,
         folder: str | Path = "",
+        fallback: str | Path = "",
         load: Callable[[Path], Scorer] = Scorer.load,
         on_event: Callable[[str], None] = lambda event: None,
     ) -> None:
@@ -75,8 +77,8 @@ class ModelHolder:
         self._seen = self._signatures()
         self._last = dict(self._seen)
         self._gone: dict[str, int] = {}
-        self._stores = {role: self._open(role) for role in self._settings}
-        self._current = self._served(self._load(self.path), self._stores)
+        self._stores: dict[str, FeatureStore] = {}
+        self._current = self._first(Path(fallback) if fallback else None)
         self.loaded_at = time.time()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
@@ -110,6 +112,43 @@ class ModelHolder:
             taken |= self._take_up(what)
         return taken
 
+    def _first(self, fallback: Path | None) -> Served:
+        """What to begin with: what lies in its place, or what was served before that came.
+
+        Without a fallback nothing was served before, and the first error is raised.
+        """
+        opens: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+            role: (partial(self._open, role), partial(self._open, role, accepted=True))
+            for role in self._settings
+        }
+        opens["bundle"] = (partial(self._load, self.path), partial(self._load, fallback or self.path))
+        found: dict[str, Any] = {}
+        refused: dict[str, Exception] = {}
+        for what, (new, old) in opens.items():
+            try:
+                found[what] = new()
+            except (RecgradError, OSError) as error:
+                if fallback is None:
+                    raise
+                found[what] = old()
+                refused[what] = error
+        scorer = found.pop("bundle")
+        try:
+            served = self._served(scorer, found)
+        except (RecgradError, OSError) as error:
+            if fallback is None:
+                raise
+            # Each is sound by itself, but they do not fit: those that were served before do.
+            found = {role: opens[role][1]() for role in found}
+            served = self._served(opens["bundle"][1](), found)
+            refused["bundle"] = error
+        self._stores = found
+        for store in found.values():
+            store.accept()
+        for what, why in refused.items():
+            self._refuse(what, str(why))
+        return served
+
     def _take_up(self, what: str) -> bool:
         try:
             if what == "bundle":
@@ -118,6 +157,7 @@ class ModelHolder:
                 stores = {**self._stores, what: self._open(what)}
                 self._current = self._served(self._current.scorer, stores, self._current.version)
                 self._stores = stores
+                stores[what].accept()
         except (RecgradError, OSError) as error:
             self._refuse(what, str(error))
             return False
@@ -139,8 +179,8 @@ class ModelHolder:
     def _name(self, what: str) -> str:
         return str(self.path) if what == "bundle" else self._settings[what].path
 
-    def _open(self, role: str) -> FeatureStore:
-        return FeatureStore(role, self._settings[role], self._folder)
+    def _open(self, role: str, *, accepted: bool = False) -> FeatureStore:
+        return FeatureStore(role, self._settings[role], self._folder, accepted=accepted)
 
     def _served(
         self, scorer: Scorer, stores: Mapping[str, FeatureStore], version: str | None = None
@@ -180,5 +220,4 @@ def bundle_signature(path: Path) -> str | None:
 
 def version_of(scorer: Scorer) -> str:
     """A name for a bundle: the beginning of its manifest's SHA-256."""
-    text = json.dumps(plain_content(scorer.manifest), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return version_of_manifest(scorer.manifest)

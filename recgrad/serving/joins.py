@@ -9,7 +9,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,21 @@ class FeatureStore:
         role: "user" or "item"; errors and flags name it.
         settings: the file and its id column.
         folder: where the mapped copy is kept; the same for all workers.
+        accepted: open the copy that was accepted last instead, whatever lies in the file's place now.
     """
 
-    def __init__(self, role: str, settings: StoreSettings, folder: str | Path) -> None:
+    def __init__(
+        self, role: str, settings: StoreSettings, folder: str | Path, *, accepted: bool = False
+    ) -> None:
         self.role = role
         self.key = settings.key
         self.path = Path(settings.path)
-        base = _mapped_copy(role, self.path, self.key, Path(folder))
+        self._folder = Path(folder)
+        if accepted:
+            base = self._folder / (self._folder / f"{role}.accepted").read_text()
+        else:
+            base = _mapped_copy(role, self.path, self.key, self._folder)
+        self._base = base
         with pa.memory_map(str(base.with_suffix(".arrow"))) as source:
             batch = pa.ipc.open_file(source).get_batch(0)
         self._columns: dict[str, pa.Array] = {
@@ -51,6 +60,17 @@ class FeatureStore:
         self._hashes = np.load(base.with_suffix(".hashes.npy"), mmap_mode="r")
         self._order = np.load(base.with_suffix(".order.npy"), mmap_mode="r")
         self._longest_run = _longest_run(self._hashes)
+
+    def accept(self) -> None:
+        """Keep this copy for workers that are started later, and remove others."""
+        with _locked(self._folder, self.role):
+            pointer = self._folder / f"{self.role}.accepted"
+            partial = pointer.with_suffix(".partial")
+            partial.write_text(self._base.name)
+            os.replace(partial, pointer)
+            for old in self._folder.glob(f"{self.role}-*"):
+                if not old.name.startswith(self._base.name):
+                    old.unlink()  # workers that have it mapped keep it
 
     def __len__(self) -> int:
         return len(self._order)
@@ -147,14 +167,18 @@ def _mapped_copy(role: str, path: Path, key: str, folder: Path) -> Path:
         raise DataError(f"{role} features {path}{whole_path(path)}: no such file; check --{role}_features")
     name = hashlib.sha256(f"{path.resolve()}\n{key}\n{signature(path)}".encode()).hexdigest()[:24]
     base = folder / f"{role}-{name}"
-    with open(folder / f"{role}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(folder, role):
         if not base.with_suffix(".arrow").exists():
             _write_copy(role, path, key, base)
-            for old in folder.glob(f"{role}-*"):
-                if not old.name.startswith(base.name):
-                    old.unlink()  # workers that have it mapped keep it
     return base
+
+
+@contextmanager
+def _locked(folder: Path, role: str) -> Iterator[None]:
+    """One worker at a time changes the copies of a role."""
+    with open(folder / f"{role}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _write_copy(role: str, path: Path, key: str, base: Path) -> None:

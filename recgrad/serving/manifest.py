@@ -18,7 +18,7 @@ import types
 import typing
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -141,7 +141,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """JSON, with a checksum of the rest at the end."""
-        content = asdict(self)
+        content = _plain(self)
         return _dump({**content, _CHECKSUM: _checksum(content)})
 
 
@@ -188,6 +188,15 @@ def read_manifest(folder: Path) -> Manifest:
         return manifest
     except (TypeError, ValueError, KeyError) as error:
         raise BundleError(f"{path}: {error}; export the model again") from error
+
+
+def _plain(value: Any) -> Any:
+    """Records and mappings, also read-only ones, as dicts, tuples as lists: what JSON has."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _dump(content: Any) -> bytes:

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import IO, Any
 
 from recgrad.errors import RecgradError
+from recgrad.serving.kept import Keeper
 from recgrad.serving.settings import ServerSettings
 from recgrad.terminal import say
 
@@ -38,6 +39,7 @@ class Worker:
         number: from 0.
         process: None while it pauses.
         status: what it says.
+        heard: the beginning of a line that it has not finished.
         born: when it was started.
         deaths: how often in a row it died soon after its start.
         start_at: when the pause ends.
@@ -46,7 +48,8 @@ class Worker:
 
     number: int
     process: subprocess.Popen[bytes] | None = None
-    status: IO[str] | None = None
+    status: IO[bytes] | None = None
+    heard: bytes = b""
     born: float = 0.0
     deaths: int = 0
     start_at: float = 0.0
@@ -70,6 +73,7 @@ class Supervisor:
         self._ending = False
         self._announced = False
         self._folder = tempfile.mkdtemp(prefix="recgrad-serve-")
+        self._keeper = Keeper(self.settings.bundle, self._folder)
         self._wake_reader, self._wake_writer = socket.socketpair()
 
     def run(self) -> int:
@@ -113,25 +117,27 @@ class Supervisor:
 
     def _start(self, worker: Worker) -> None:
         read, write = os.pipe()
+        kept = self._keeper.kept
         task = {
             "worker": worker.number,
             "status": write,
             "settings": self.settings.to_json(),
             "folder": self._folder,
+            "fallback": "" if kept is None else str(kept.path),
             "metrics": os.path.join(self._folder, "metrics"),
         }
         try:
             worker.process = subprocess.Popen(
                 [sys.executable, "-m", "recgrad.serving.worker"],
                 stdin=subprocess.PIPE,
-                pass_fds=(write,),
+                pass_fds=(write, *(() if kept is None else kept.descriptors)),
                 env=worker_environment(),
                 start_new_session=True,  # Ctrl-C is for the supervisor, which tells its workers
             )
         finally:
             os.close(write)
         worker.born, worker.ready = time.monotonic(), False
-        worker.status = os.fdopen(read)
+        worker.status, worker.heard = os.fdopen(read, "rb", buffering=0), b""
         self._selector.register(worker.status, selectors.EVENT_READ, worker)
         assert worker.process.stdin is not None
         with suppress(BrokenPipeError):  # it is dead already, and buried like any other
@@ -143,18 +149,22 @@ class Supervisor:
             if key.data is None:
                 self._wake_reader.recv(4096)
                 continue
-            line = key.fileobj.readline()  # type: ignore[union-attr]
-            if line:
-                self._told(key.data, json.loads(line))
-            else:
+            heard = os.read(key.fd, 1 << 16)
+            if not heard:
                 self._selector.unregister(key.fileobj)
+            *lines, key.data.heard = (key.data.heard + heard).split(b"\n")
+            for line in lines:
+                self._told(key.data, json.loads(line))
 
     def _told(self, worker: Worker, message: dict[str, Any]) -> None:
         if "ready" in message:
             worker.ready, worker.deaths = True, 0
+            self._keeper.accepted(message["ready"])
             if not self._announced:
                 self._announced = True
                 say(self._announcement(message["ready"]))
+        elif "took" in message:
+            self._keeper.accepted(message["took"])
         elif not self._announced:
             raise RecgradError(message["error"])
         else:

@@ -51,11 +51,18 @@ async def _serve(task: dict[str, Any], status: Any) -> None:
     paths = sorted({name.partition(" ")[2] for name in ROUTES})
     metrics = Metrics(task["metrics"], paths, workers=settings.workers, worker=task["worker"])
     counters = {"swap": "recgrad_swaps_total", "refused": "recgrad_refused_total"}
+
+    def happened(event: str) -> None:
+        metrics.count(counters[event])
+        if event == "swap":
+            _tell(status, {"took": holder.current.version})
+
     holder = ModelHolder(
         settings.bundle,
         stores=settings.stores,
         folder=task["folder"],
-        on_event=lambda event: metrics.count(counters[event]),
+        fallback=task["fallback"],
+        on_event=happened,
     )
     loop = asyncio.get_running_loop()
     service = Service(settings, holder, metrics, loop)

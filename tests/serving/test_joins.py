@@ -100,8 +100,12 @@ def test_arrow_files_are_read_and_workers_share_one_copy(tmp_path: Path) -> None
     assert len(copies) == 1
     assert len(first) == len(second) == 3
     pyarrow.feather.write_feather(TABLE.slice(0, 2), path)
-    assert len(FeatureStore("item", StoreSettings(str(path), "id"), tmp_path)) == 2
+    third = FeatureStore("item", StoreSettings(str(path), "id"), tmp_path)
+    assert len(third) == 2
+    third.accept()
     assert len(list(tmp_path.glob("item-*.arrow"))) == 1
+    path.write_text("no longer a table")
+    assert len(FeatureStore("item", StoreSettings(str(path), "id"), tmp_path, accepted=True)) == 2
     assert first.find(pa.array([5]), Faults()).tolist() == [2]  # the old one stays mapped
 
 
