@@ -106,9 +106,8 @@ def main() -> None:
     print(f"{args.rows:,} rows of {COLUMNS} columns, medians of {args.repeats} runs")
     print(f"  pyarrow reads   {statistics.median(reads):7.2f} s")
     print(f"  recgrad init    {statistics.median(inits):7.2f} s")
-    print(
-        f"  memory          {base:7.0f} MB of {args.rows // 10:,} rows, {statistics.median(memories):.0f} MB of all"
-    )
+    peak = statistics.median(memories)
+    print(f"  memory          {base:7.0f} MB of {args.rows // 10:,} rows, {peak:.0f} MB of all")
     for result in results:
         holds = "holds" if result["holds"] else "MISSED"
         print(f"  {result['name']:<28} {result['ratio']:5.2f}  (goal {result['goal']})  {holds}")
