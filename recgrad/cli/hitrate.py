@@ -12,7 +12,7 @@ from recgrad.terminal import say
 
 @COMMANDS.register("hitrate")
 class HitRateOfFiles(Command):
-    """Compute the hit rate as TorchEasyRec's tool does, by exact search over all items.
+    """Compute the hit rate as TorchEasyRec's tool does, by exact search over all items unless told otherwise.
 
     It is the number of wanted items among the nearest --top_k of the rows, over the number of wanted items.
     Nothing is masked. Files are parquet, or text with a header line; vectors are lists or numbers joined by
@@ -31,7 +31,25 @@ class HitRateOfFiles(Command):
             "--hitrate-details-output", metavar="FILE", help="write the lists of rows (.parquet)"
         )
         parser.add_argument("--top-k", type=int, default=200, help="items of a list (default: %(default)s)")
-        parser.add_argument("--metric", choices=("ip", "l2"), default="ip", help="how vectors are compared")
+        parser.add_argument("--metric", choices=("ip", "l2"), help="how vectors are compared (default: ip)")
+        parser.add_argument(
+            "--index-type", choices=tuple(_TYPES), help="search in lists of near items by faiss, not exactly"
+        )
+        parser.add_argument(
+            "--ivf-nlist", type=int, metavar="N", help="lists of --index-type (default: 1000)"
+        )
+        parser.add_argument(
+            "--ivf-nprobe", type=int, metavar="N", help="lists that a query looks into (default: 800)"
+        )
+        parser.add_argument(
+            "--batch-size", type=int, default=1024, help="rows searched at a time (default: %(default)s)"
+        )
+        parser.add_argument(
+            "--num-interests", type=int, metavar="N", help="interests that every row must have"
+        )
+        parser.add_argument(
+            "--num-interests-field", metavar="NAME", default="", help="column of how many interests a row has"
+        )
         parser.add_argument(
             "--topk-across-interests", action="store_true", help="the best k of all interests together"
         )
@@ -41,15 +59,29 @@ class HitRateOfFiles(Command):
     def run(self, args: argparse.Namespace) -> int:
         with heavy_imports():
             from recgrad.export.hitrate import Columns, hitrate
+            from recgrad.retrieval.approximate import Settings
         if args.top_k < 1:
             raise RecgradError(f"hitrate: --top-k must be at least 1, got {args.top_k}")
+        if args.index_type and args.metric:
+            raise RecgradError("hitrate: --metric and --index-type are both set; keep one")
+        for flag in ("ivf_nlist", "ivf_nprobe", "batch_size", "num_interests"):
+            value = getattr(args, flag)
+            if value is not None and value < 1:
+                raise RecgradError(f"hitrate: --{flag.replace('_', '-')} must be at least 1, got {value}")
+            if flag.startswith("ivf") and value is not None and not args.index_type:
+                raise RecgradError(
+                    f"hitrate: --{flag.replace('_', '-')} goes with --index-type; leave it out"
+                )
+        lists = None
+        if args.index_type:
+            lists = Settings(nlist=args.ivf_nlist or 1000, nprobe=args.ivf_nprobe or 800)
         if args.hitrate_details_output and not args.hitrate_details_output.endswith(".parquet"):
             raise RecgradError(f"hitrate: '{args.hitrate_details_output}' must end with .parquet")
         found = hitrate(
             args.user_gt_input,
             args.item_embedding_input,
             k=args.top_k,
-            euclid=args.metric == "l2",
+            euclid=_TYPES[args.index_type] if args.index_type else args.metric == "l2",
             across=args.topk_across_interests,
             columns=Columns(
                 args.request_id_field,
@@ -57,8 +89,12 @@ class HitRateOfFiles(Command):
                 args.user_embedding_field,
                 args.item_id_field,
                 args.item_embedding_field,
+                args.num_interests_field,
             ),
             details_path=args.hitrate_details_output,
+            lists=lists,
+            interests=args.num_interests,
+            batch_size=args.batch_size,
         )
         counts = f"{found.hits:,} of {found.wanted:,} items, {found.rows:,} rows"
         say(f"hitrate@{args.top_k}: {found.value:.6f} ({counts})")
@@ -70,6 +106,9 @@ class HitRateOfFiles(Command):
             Path(args.total_hitrate_output).write_text(f"{found.value}\n")
         return 0
 
+
+_TYPES = {"IVFFlatIP": False, "IVFFlatL2": True}
+"""Kinds of index of TorchEasyRec's tool, and whether they compare by distance."""
 
 _COLUMNS = {
     "--request-id-field": "request_id",

@@ -4,12 +4,13 @@
     in total    Σ |found ∩ wanted| / Σ |wanted|, over all rows with items to find
 
 Ids are compared as text and nothing is masked. A row of several interests finds the k nearest of each,
-or with `across` the k nearest of all. Search is exact; an item that several interests find counts once.
+or with `across` the k nearest of all; an item that several interests find counts once. Search is exact, or
+by lists of near items as the tool does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +19,13 @@ import pyarrow as pa
 
 from recgrad.data.ids import KnownIds, flat_ids
 from recgrad.data.readers.tables import open_table, read_column, read_table
+from recgrad.errors import DataError
 from recgrad.export.towers import write_tables
-from recgrad.export.vector_files import interests_of, vectors_of
+from recgrad.export.vector_files import Vectors, interests_of, vectors_of
+from recgrad.retrieval.approximate import ApproximateIndex, Settings
 from recgrad.retrieval.exact import PackedVectors
 from recgrad.retrieval.interests import merged
-from recgrad.retrieval.lists import Found, Ints, ItemSets
+from recgrad.retrieval.lists import Array, Floats, Found, Ints, ItemSets
 from recgrad.retrieval.similarity import item_side, query_side
 
 ROWS = 4096
@@ -37,6 +40,7 @@ class Columns:
     user_embedding: str = "user_tower_emb"
     item_id: str = "item_id"
     item_embedding: str = "item_tower_emb"
+    num_interests: str = ""
 
 
 @dataclass
@@ -72,8 +76,24 @@ def hitrate(
     across: bool = False,
     columns: Columns | None = None,
     details_path: str | None = None,
+    lists: Settings | None = None,
+    interests: int | None = None,
+    batch_size: int = ROWS,
 ) -> HitRate:
-    """The hit rate of rows with vectors and items to find; `details_path` takes the lists of every row."""
+    """The hit rate of rows with vectors and items to find.
+
+    Args:
+        user_path: files of rows with vectors and items to find.
+        item_path: files of all items with their vectors.
+        k: items of a list.
+        euclid: whether vectors are compared by distance.
+        across: the k nearest of all interests of a row, instead of k for each.
+        columns: names of columns.
+        details_path: a file for the lists of every row.
+        lists: search in lists of near items; exactly if None.
+        interests: how many a row must have; any number if None.
+        batch_size: rows that are searched for at a time.
+    """
     names, total = columns or Columns(), HitRate()
     similarity = "EUCLID" if euclid else "INNER_PRODUCT"
     items = open_table(item_path)
@@ -81,13 +101,18 @@ def hitrate(
         read_column(items, names.item_id).cast(pa.large_string()), f"{item_path}: '{names.item_id}'"
     )
     where = f"{item_path}: column '{names.item_embedding}'"
-    packed = PackedVectors(item_side(vectors_of(read_column(items, names.item_embedding), where), similarity))
+    vectors = item_side(vectors_of(read_column(items, names.item_embedding), where), similarity)
+    search = _search(vectors, lists)
 
     def tables() -> Iterator[pa.Table]:
         asked = [names.gt_items, names.user_embedding, *([names.request_id] if details_path else [])]
+        asked += [names.num_interests] if names.num_interests else []
         for block in read_table(open_table(user_path), asked):
-            for begin in range(0, block.num_rows, ROWS):
-                yield _count(block.slice(begin, ROWS), names, known, packed, similarity, k, across, total)
+            for begin in range(0, block.num_rows, batch_size):
+                rows = block.slice(begin, batch_size)
+                asking = _interests(rows, names, interests)
+                found = _found(asking, search, similarity, k, across)
+                yield _count(rows, names, known, found, total)
 
     if details_path is None:
         for _ in tables():
@@ -97,21 +122,37 @@ def hitrate(
     return total
 
 
-def _count(
-    table: pa.Table,
-    names: Columns,
-    known: KnownIds,
-    packed: PackedVectors,
-    similarity: str,
-    k: int,
-    across: bool,
-    total: HitRate,
-) -> pa.Table:
-    rows = table.num_rows
-    vectors = interests_of(table.column(names.user_embedding), f"column '{names.user_embedding}'")
+def _search(vectors: Floats, lists: Settings | None) -> Callable[[Array, int], Found]:
+    """Search over items, by the exact kernel or in lists of near items."""
+    if lists is None:
+        return PackedVectors(vectors).search
+    index = ApproximateIndex.build(vectors, "ivf", lists)
+    return lambda queries, k: index.search(queries, k, vectors.__getitem__)
+
+
+def _interests(table: pa.Table, names: Columns, wanted: int | None) -> Vectors:
+    """The vectors of rows, [rows, interests, dim], 0 for interests that a row has not."""
+    where = f"column '{names.user_embedding}'"
+    vectors = interests_of(table.column(names.user_embedding), where)
+    if wanted is not None and vectors.shape[1] != wanted:
+        raise DataError(f"{where}: rows have {vectors.shape[1]} interests, --num-interests says {wanted}")
+    if names.num_interests:
+        numbers = table.column(names.num_interests).to_numpy()
+        vectors = np.where(np.arange(vectors.shape[1])[None, :, None] < numbers[:, None, None], vectors, 0)
+    return vectors
+
+
+def _found(
+    vectors: Vectors, search: Callable[[Array, int], Found], similarity: str, k: int, across: bool
+) -> Found:
+    """The items that each row finds."""
     query, interest = np.nonzero(vectors.any(axis=2))
-    found = packed.search(query_side(vectors[query, interest], similarity), k)
-    found = merged(found if across else _widened(found, vectors.shape[1]), query, rows)
+    found = search(query_side(vectors[query, interest], similarity), k)
+    return merged(found if across else _widened(found, vectors.shape[1]), query, len(vectors))
+
+
+def _count(table: pa.Table, names: Columns, known: KnownIds, found: Found, total: HitRate) -> pa.Table:
+    rows = table.num_rows
     flat = flat_ids(table.column(names.gt_items), ",", f"column '{names.gt_items}'")
     numbers = known.numbers(flat.ids.cast(pa.large_string()))
     strange = numbers < 0

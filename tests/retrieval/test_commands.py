@@ -223,3 +223,38 @@ def test_hitrate_is_that_of_a_loop(tmp_path: Path, across: bool, capsys: pytest.
     assert sum(len(row) for row in details["hit_ids"].to_pylist()) == hits
     assert json.dumps(len(details["topk_ids"][4].as_py())) == "10"
     assert "not in the catalogue and count as misses" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("metric", ["IP", "L2"])
+def test_hitrate_of_lists_and_of_a_number_of_interests(
+    metric: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("faiss")
+    rng = np.random.default_rng(2)
+    items, users = rng.standard_normal((300, 4)), rng.standard_normal((30, 3, 4))
+    counts = rng.integers(1, 4, 30)
+    gt = {"request_id": np.arange(30), "gt_items": rng.integers(0, 300, (30, 5)).tolist()}
+    gt |= {"user_tower_emb": users.astype(np.float32).tolist(), "n": counts}
+    pq.write_table(pa.table(gt), tmp_path / "gt.parquet")
+    catalogue = {"item_id": np.arange(300), "item_tower_emb": items.astype(np.float32).tolist()}
+    pq.write_table(pa.table(catalogue), tmp_path / "items.parquet")
+    flags = ["--user_gt_input", tmp_path / "gt.parquet", "--item_embedding_input", tmp_path / "items.parquet"]
+    flags += ["--top_k", 15, "--num_interests", 3, "--num_interests_field", "n", "--batch_size", 7]
+    hits = 0
+    for own, wanted, count in zip(users, gt["gt_items"], counts):
+        gaps = ((own[:, None] - items[None]) ** 2).sum(2)
+        nearest = np.argsort(gaps if metric == "L2" else -own @ items.T, axis=1)[:count, :15]
+        hits += len(set(wanted) & set(nearest.reshape(-1).tolist()))
+    wanted_items = sum(len(set(row)) for row in gt["gt_items"])
+    shown = f"hitrate@15: {hits / wanted_items:.6f} ({hits} of {wanted_items} items, 30 rows)"
+    # All lists are looked into, so that search is exact; 1000 lists would be more than there are items.
+    assert run("hitrate", *flags, "--index_type", f"IVFFlat{metric}", "--ivf_nprobe", 1000) == 0
+    assert shown in capsys.readouterr().out
+    assert run("hitrate", *flags, "--metric", metric.lower()) == 0
+    assert shown in capsys.readouterr().out
+    assert run("hitrate", *flags, "--ivf_nlist", 10) == 2
+    assert "--ivf-nlist goes with --index-type" in capsys.readouterr().err
+    assert run("hitrate", *flags, "--index_type", "IVFFlatIP", "--metric", "ip") == 2
+    assert "keep one" in capsys.readouterr().err
+    assert run("hitrate", *flags[:-6], "--num_interests", 2) == 2
+    assert "rows have 3 interests, --num-interests says 2" in capsys.readouterr().err
