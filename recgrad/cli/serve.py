@@ -31,6 +31,7 @@ class Serve(Command):
         parser.add_argument(
             "--index", metavar="INDEX", help="what `recgrad index` made with this model, for /v1/recommend"
         )
+        parser.add_argument("--table", metavar="NAME", help="the table of an index in PostgreSQL")
         for role in ("user", "item"):
             parser.add_argument(
                 f"--{role}-features", metavar="FILE", help=f"parquet or Arrow file of stored {role} features"
@@ -58,10 +59,13 @@ class Serve(Command):
         from recgrad.serving.supervisor import Supervisor
 
         check_extra()
+        if args.table and not args.index:
+            raise RecgradError("serve: --table is of an --index in PostgreSQL; give both")
         try:
             settings = ServerSettings(
                 bundle=args.bundle,
                 index=args.index or "",
+                index_table=args.table or "",
                 host=args.host,
                 port=args.port,
                 workers=args.workers,

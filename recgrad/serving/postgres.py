@@ -50,6 +50,19 @@ def _connected(uri: str) -> Iterator[Any]:
         raise RecgradError(f"postgresql: {str(error).strip()}") from error
 
 
+def shown(uri: str, table: str) -> str:
+    """A table as people see it: without user and password."""
+    return f"{uri.split('@')[-1]} table {table}"
+
+
+def version_of(uri: str, table: str) -> str:
+    """The version of an index, which every change of it raises."""
+    with _connected(uri) as connection:
+        query = "SELECT manifest FROM recgrad_indexes WHERE name = %s"
+        found = connection.execute(query, (table,)).fetchone()
+    return "" if found is None else str(json.loads(found[0])["version"])
+
+
 class PostgresIndex:
     """Items in a table of PostgreSQL; has what `recommend` needs of an index.
 
@@ -60,7 +73,7 @@ class PostgresIndex:
 
     def __init__(self, uri: str, table: str = TABLE) -> None:
         self.uri, self.name = uri, table
-        self.path = f"{uri.split('@')[-1]} table {table}"
+        self.path = shown(uri, table)
         with _connected(uri) as connection:
             there = connection.execute("SELECT to_regclass('recgrad_indexes')").fetchone()[0]
             query = "SELECT manifest, golden FROM recgrad_indexes WHERE name = %s"
@@ -107,14 +120,22 @@ class PostgresIndex:
         with _connected(self.uri) as connection:
             _delete(connection, self, table.column(self.id_field))
             _copy(connection, self.name, table.select(names), vectors)
+            self._raise_version(connection)
         self.__init__(self.uri, self.name)  # type: ignore[misc]
 
     def remove(self, ids: Any) -> int:
         """Take items out; returns how many of the ids were there."""
         with _connected(self.uri) as connection:
             gone = _delete(connection, self, ids)
+            self._raise_version(connection)
         self.__init__(self.uri, self.name)  # type: ignore[misc]
         return gone
+
+    def _raise_version(self, connection: Any) -> None:
+        """Let servers know that it has changed."""
+        manifest = {**self.manifest, "version": self.manifest["version"] + 1}
+        query = "UPDATE recgrad_indexes SET manifest = %s WHERE name = %s"
+        connection.execute(query, (json.dumps(manifest), self.name))
 
     def view(self, condition: str | None = None) -> PostgresView:
         """What a filter leaves of it, for searching."""
@@ -174,12 +195,20 @@ def write_postgres(
         raise RecgradError(
             f"postgresql: items have a column '{min(taken)}', which the table needs; rename it"
         )
-    manifest = {"id_field": id_field, "similarity": similarity, "columns": columns, "dim": vectors.shape[1]}
+    manifest: dict[str, Any] = {
+        "id_field": id_field,
+        "similarity": similarity,
+        "columns": columns,
+        "dim": vectors.shape[1],
+    }
     with _connected(uri) as connection:
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         connection.execute(
             "CREATE TABLE IF NOT EXISTS recgrad_indexes (name text PRIMARY KEY, manifest text, golden bytea)"
         )
+        query = "SELECT manifest FROM recgrad_indexes WHERE name = %s"
+        old = connection.execute(query, (name,)).fetchone()
+        manifest["version"] = 1 if old is None else json.loads(old[0]).get("version", 0) + 1
         connection.execute(_sql("DROP TABLE IF EXISTS {}", name))
         kinds = ", ".join(f"{{}} {kind}" for _, kind in columns)
         text = (

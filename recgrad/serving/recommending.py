@@ -1,7 +1,7 @@
 """The index that is served beside a model: opened, followed when it changes, searched for a user.
 
 A changed index takes the place of the old one; one that cannot be read, or that another model has made, is
-refused and the old one stays.
+refused and the old one stays. An index is a folder, or a table in PostgreSQL, which is searched there.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -23,29 +24,98 @@ from recgrad.serving.answers import RequestError, bad_row
 from recgrad.serving.columns import RowReader, missing
 from recgrad.serving.index import MANIFEST, Index
 from recgrad.serving.joins import add_stored, signature
+from recgrad.serving.postgres import PREFIXES, TABLE, PostgresIndex, shown, version_of
 from recgrad.serving.requests import Row
 from recgrad.serving.served import Served
 
 logger = logging.getLogger("recgrad.serving")
 
 
+class Place(Protocol):
+    """Where an index is."""
+
+    @property
+    def name(self) -> str:
+        """What people see it called."""
+
+    def signature(self) -> str:
+        """What changes when the index does; raises OSError where there is none for a moment."""
+
+    def open(self) -> Index | PostgresIndex:
+        """The index that is there."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of `recgrad index`."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return str(self.path)
+
+    def signature(self) -> str:
+        """Of its manifest, which is written last."""
+        return signature(self.path / MANIFEST)
+
+    def open(self) -> Index:
+        """The index."""
+        return Index(self.path)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table in PostgreSQL."""
+
+    uri: str
+    table: str
+
+    @property
+    def name(self) -> str:
+        """Host, database and table, without the password."""
+        return shown(self.uri, self.table)
+
+    def signature(self) -> str:
+        """The number of its version."""
+        return version_of(self.uri, self.table)
+
+    def open(self) -> PostgresIndex:
+        """The index."""
+        return PostgresIndex(self.uri, self.table)
+
+
+def place_of(index: str | Path, table: str = "") -> Place:
+    """Where an index is that a user names: a folder, or the address of a database."""
+    if str(index).startswith(PREFIXES):
+        return Table(str(index), table or TABLE)
+    if table:
+        raise RecgradError(f"--table: goes with an index in PostgreSQL, got the folder {index}")
+    return Folder(Path(index))
+
+
 class IndexHolder:
     """The served index, and whether something newer lies in its place.
 
     Args:
-        path: of the index.
+        index: a folder, or postgresql://….
         every_s: how often it is looked at for changes.
+        table: of an index in PostgreSQL.
     """
 
-    def __init__(self, path: str | Path, every_s: float = 1.0) -> None:
-        self.path, self._every_s = Path(path), every_s
-        self._seen = signature(self.path / MANIFEST) if (self.path / MANIFEST).exists() else ""
-        self._index = Index(self.path)
+    def __init__(self, index: str | Path, every_s: float = 1.0, table: str = "") -> None:
+        self.place, self._every_s = place_of(index, table), every_s
+        try:
+            self._seen = self.place.signature()
+        except (OSError, RecgradError):  # opening it says what is wrong
+            self._seen = ""
+        self._index = self.place.open()
         self._looked = time.monotonic()
         self._fits: str | None = None
         self._lock = threading.Lock()
 
-    def current(self, served: Served) -> Index:
+    def current(self, served: Served) -> Index | PostgresIndex:
         """The index to search for this model; raises where another model has made it."""
         with self._lock:
             if time.monotonic() - self._looked >= self._every_s:
@@ -58,25 +128,28 @@ class IndexHolder:
 
     def _look(self, served: Served) -> None:
         try:
-            now = signature(self.path / MANIFEST)
+            now = self.place.signature()
         except OSError:  # between two versions there may be none for a moment
+            return
+        except RecgradError as error:
+            logger.warning("cannot look at %s for changes: %s", self.place.name, error)
             return
         if now == self._seen:
             return
         self._seen = now
         try:
-            index = Index(self.path)
+            index = self.place.open()
             index.check_model(served.scorer)
         except (RecgradError, OSError) as error:
-            logger.warning("refused %s, the old index stays: %s", self.path, error)
+            logger.warning("refused %s, the old index stays: %s", self.place.name, error)
             return
         self._index = index
-        logger.info("took up %s, %d items", self.path, len(index))
+        logger.info("took up %s, %d items", self.place.name, len(index))
 
 
 def recommend_rows(
     served: Served,
-    index: Index,
+    index: Index | PostgresIndex,
     users: Sequence[Row],
     *,
     k: int,

@@ -73,7 +73,9 @@ class Service:
         self.metrics = metrics
         self.loop = loop
         self.draining = False
-        self.index = IndexHolder(settings.index, settings.poll_s) if settings.index else None
+        self.index = None
+        if settings.index:
+            self.index = IndexHolder(settings.index, settings.poll_s, settings.index_table)
         self._keys = {role: store.key for role, store in settings.stores.items()}
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="aside")
         self.batcher: Batcher[Asked, Answer] = Batcher(

@@ -33,7 +33,8 @@ class ServerSettings:
 
     Attributes:
         bundle: the folder of the model.
-        index: the folder of an index of its items, for recommending; "" for none.
+        index: an index of its items, for recommending: a folder, or postgresql://…; "" for none.
+        index_table: its table in PostgreSQL; "" for the usual one.
         host: the address that is listened at.
         port: its port; 0 for any that is free.
         workers: processes; each scores on one thread.
@@ -52,6 +53,7 @@ class ServerSettings:
 
     bundle: str
     index: str = ""
+    index_table: str = ""
     host: str = "127.0.0.1"
     port: Annotated[int, Range("[0, 65535]")] = 8000
     workers: Annotated[int, Range("[1, 1024]")] = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import pyarrow as pa
 import pytest
 from serving_fake import SCHEMA, FakeScorer, Running, running
 
+from recgrad.errors import RecgradError
 from recgrad.serving.holder import ModelHolder
 from recgrad.serving.index import Index, build_index
+from recgrad.serving.postgres import write_postgres
+from recgrad.serving.recommending import IndexHolder
 
 DIM, ITEMS = 4, 50
 VECTORS = np.random.default_rng(0).standard_normal((ITEMS, DIM)).astype(np.float32)
@@ -111,3 +115,46 @@ def test_an_index_of_another_model_and_no_index(path: Path) -> None:
             404,
             "this server has no index; start it with --index",
         )
+
+
+@pytest.mark.slow
+def test_an_index_in_postgresql_is_served_and_followed(tmp_path: Path) -> None:
+    pgserver = pytest.importorskip("pgserver")
+    pytest.importorskip("psycopg")
+    server = pgserver.get_server(tmp_path / "postgres", cleanup_mode="stop")
+    try:
+        uri = server.get_uri()
+        items = pa.table({"item_id": np.arange(ITEMS), "price": np.arange(ITEMS) % 10})
+        golden = pa.table({"item_id": np.arange(3), "__vector__": VECTORS[:3].tolist()})
+        options = {"id_field": "item_id", "similarity": "INNER_PRODUCT", "golden": golden, "name": "shop"}
+        index = write_postgres(uri, items, VECTORS, **options)
+        holder = ModelHolder("fake", load=lambda _: Towers())
+        with running(holder, index=uri, index_table="shop", poll_s=0.01) as served:
+            client = served.client()
+            body = {
+                "users": [{"user_id": 7}, {"user_id": 8}],
+                "k": 4,
+                "filter": "price >= 5",
+                "exclude": [7, 8],
+            }
+            status, answer = client.ask("POST", "/v1/recommend", body)
+            allowed = np.arange(ITEMS) % 10 >= 5
+            allowed[[7, 8]] = False
+            assert status == 200
+            assert answer["index"] == 1
+            assert [row["items"] for row in answer["users"]] == [best(7, 4, allowed), best(8, 4, allowed)]
+            gone = answer["users"][0]["items"][0]
+            index.remove(pa.array([gone]))
+            allowed[gone] = False
+            time.sleep(0.1)
+            status, answer = client.ask("POST", "/v1/recommend", body)
+            assert answer["index"] == 2
+            assert answer["users"][0]["items"] == best(7, 4, allowed)
+            client.close()
+    finally:
+        server.cleanup()
+
+
+def test_a_table_goes_with_a_database(path: Path) -> None:
+    with pytest.raises(RecgradError, match="goes with an index in PostgreSQL"):
+        IndexHolder(path, table="shop")
