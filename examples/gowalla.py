@@ -2,7 +2,7 @@
 
 python examples/gowalla.py SOURCE TARGET
 
-train.parquet, test.parquet   a row a user: user_id, visited (in training), item_id (places to learn or to find)
+train.parquet, test.parquet   a row a user: user_id, visited (in training), item_id (to learn or to find)
 pairs.parquet                 a few rows a user: one of her places as item_id, the others as visited
 users.parquet, items.parquet  every user with visited, every place with its visits
 sampler.txt                   the places, as samplers read them
