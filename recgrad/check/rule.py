@@ -27,6 +27,7 @@ CHECKS: Registry[Rule] = Registry("check", "recgrad.check")
 
 MAX_PROBLEMS = 500
 MAX_SUGGESTIONS = 50
+_TOKENS = "tokens_as_sequence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +229,8 @@ class Context:
             if feature is None:
                 continue
             if choice != "sequence_feature":
-                found.append(
-                    Feature(feature.message.feature_name, choice, feature, choice.startswith("sequence_"))
-                )
+                sequence = choice.startswith("sequence_") or getattr(feature.message, _TOKENS, False)
+                found.append(Feature(feature.message.feature_name, choice, feature, sequence))
                 continue
             for i, member in enumerate(feature.message.features):
                 inner = self.chosen(Node(f"{feature.path}.features[{i}]", member), "feature")

@@ -15,6 +15,8 @@ from recgrad.errors import ConfigError, Problem
 
 CUSTOM_COMPONENT = "CustomComponent"
 ACTIVATION = "activation"
+OPERATOR = "operator_lib_file"
+_NO_CODE = (".so", ".dll", ".dylib")  # libraries are never loaded; what is built in stands in for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,11 @@ def _class_paths(message: Any, path: str) -> Iterator[ClassPath]:
         return
     for field, value in message.ListFields():
         where = join(path, field.name)
+        if field.name == OPERATOR:
+            if not value.endswith(_NO_CODE):
+                own = value != "recgrad"
+                yield ClassPath(where, f"{value}.{message.operator_name}" if own else message.operator_name)
+            continue
         text = field.type == field.TYPE_STRING  # others choose among words of the schema
         if text and (field.name == ACTIVATION or field.name.endswith(f"_{ACTIVATION}")):
             name = imported_activation(value)

@@ -13,6 +13,7 @@ from recgrad.config.fill import is_map
 
 _SUFFIX = "_file"
 _FOLDER = "asset_dir"
+_CODE = "operator_lib_file"  # a module's import path
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ def named_files(message: Message) -> Iterator[NamedFile]:
             field.type == field.TYPE_STRING
             and not field.is_repeated
             and field.name.endswith(_SUFFIX)
+            and field.name != _CODE
             and value
         ):
             yield NamedFile(message, field.name)

@@ -123,13 +123,13 @@ class IdOutput:
             single = len(ids) == len(lengths) and bool((lengths == 1).all())
             return Sparse(ids, None if single else lengths.astype(np.int32), weights)
         if weights is not None:
-            weights = _fill_empty(weights, offsets, self.default_weights)[0]
-        ids, counts, single = _fill_empty(ids, offsets, self.default_ids)
+            weights = fill_empty(weights, offsets, self.default_weights)[0]
+        ids, counts, single = fill_empty(ids, offsets, self.default_ids)
         return Sparse(ids, None if single else counts, weights)
 
 
 @cached_njit(nogil=True)
-def _fill_empty(values: Any, offsets: Any, default: Any) -> Any:
+def fill_empty(values: Any, offsets: Any, default: Any) -> Any:
     """Values with the default in each empty bag, the bags' lengths, and whether all are 1."""
     bags, count = len(offsets) - 1, len(default)
     lengths = np.empty(bags, np.int32)
@@ -249,7 +249,7 @@ class FloatOutput:
             return values, None
         if self.has_default and values.dtype.kind != "f":
             values = values.astype(np.float64)
-        values, lengths, single = _fill_empty(values, bags.starts, self.default.astype(values.dtype))
+        values, lengths, single = fill_empty(values, bags.starts, self.default.astype(values.dtype))
         if self.value_dim and not (single and self.value_dim == 1):
             wrong = lengths != self.value_dim
             if self.boundaries is not None:
