@@ -34,7 +34,7 @@ model_config {{
 
 
 def vectors(train: pa.Table) -> pa.Table:
-    """A vector for each video that was watched: right singular vectors of users × videos, √singular value long."""
+    """A vector of length 1 for each video that was clicked: right singular vectors of users × videos."""
     seen = train.filter(train["is_click"].to_numpy() > 0)
     users, user = np.unique(seen["user_id"].to_numpy(), return_inverse=True)
     items, item = np.unique(seen["video_id"].to_numpy(), return_inverse=True)

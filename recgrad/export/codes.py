@@ -145,7 +145,8 @@ def _matrix(table: pa.Table, name: str, path: str | Path) -> Codes:
     if column.null_count or len(pc.unique(lengths)) != 1:
         raise RecgradError(f"codes: column '{name}' of '{path}' must be a list of equal length in every row")
     values = pc.list_flatten(column).to_numpy(zero_copy_only=False)
-    return values.astype(np.int64).reshape(len(column), -1)
+    codes: Codes = values.astype(np.int64).reshape(len(column), -1)
+    return codes
 
 
 def _lists(codes: Codes) -> pa.Array:

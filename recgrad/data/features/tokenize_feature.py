@@ -12,7 +12,7 @@ from recgrad.config.messages import to_kwargs
 from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
 from recgrad.data.features.buckets import Report, whole_numbers
-from recgrad.data.features.columns import Bags, Values, gather, kept_offsets
+from recgrad.data.features.columns import Bags, Values, gather
 from recgrad.data.features.config import SequenceSetting, Setting, default_of, default_text
 from recgrad.data.features.frame import Frame, Input, Scope
 from recgrad.data.features.keys import texts_of
@@ -123,7 +123,8 @@ class TokenizeFeature(Feature):
         starts = bags.starts
         if longest := self.setting.sequence.length:
             keep = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts)) < longest
-            bags, starts = Bags(bags.values[keep], kept_offsets(starts, keep)), kept_offsets(starts, keep)
+            bags = Bags(bags.values, starts).keep(keep)
+            starts = bags.starts
         assert isinstance(self.output, IdOutput)
         ids = self.output.bucketizer(bags.values, scope.report(Bags(bags.values, starts), source.name))
         ids, lengths, _ = fill_empty(ids, starts, self.default_tokens)

@@ -50,7 +50,8 @@ class SeqExpr(Operator):
         found = np.zeros(len(there))
         if len(rows):
             with np.errstate(all="ignore"):
-                found[rows] = self.expression.evaluate(values)
+                computed: Any = self.expression.evaluate(values)
+            found[rows] = computed
         return pa.array(found, mask=~there)
 
 

@@ -131,7 +131,7 @@ def test_what_cannot_work_is_refused(encode, config, body, kind, message):
 
 
 def test_a_missing_or_wrong_file_is_named(encode, config, vocabulary, tmp_path):
-    with pytest.raises(ConfigError, match=r"vocab_file '.*none.json'.*: No such file"):
+    with pytest.raises(ConfigError, match=r"vocab_file '.*none.json'.*: no such file"):
         encode(config().replace(vocabulary.name, "none.json"), {"t": ["abc"]})
     (tmp_path / "wrong.json").write_text(json.dumps({"a": 1}))
     text = config().replace(str(vocabulary.parent), str(tmp_path)).replace(vocabulary.name, "wrong.json")
