@@ -12,10 +12,10 @@ from recgrad.data.features.base import Feature
 from recgrad.data.features.columns import Bags, read_bags
 from recgrad.data.features.config import bucket_setting, floats_output, ids_output
 from recgrad.data.features.frame import Input, Scope
+from recgrad.data.features.operators import build_operator
 from recgrad.data.features.outputs import FloatOutput, IdOutput
 from recgrad.data.features.registry import FEATURES
 from recgrad.data.features.text import Text
-from recgrad.data.operators import build_operator
 from recgrad.errors import DataError
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from recgrad.config.class_paths import class_paths
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
-from recgrad.data.operators import Operator
-from recgrad.data.operators.edit_distance import EditDistance
+from recgrad.data.features.operators import Operator
+from recgrad.data.features.operators.edit_distance import EditDistance
 from recgrad.errors import ConfigError, DataError
 
 
@@ -159,7 +159,7 @@ def test_spherical_distance(encode):
         (config("Nope", library="recgrad"), "there is no operator 'Nope'"),
         (config("Nope"), "has no 'Nope'"),
         (config("Operators", library="my/operators.py"), "operator_lib_file must be an import path"),
-        (config("Path", library="pathlib"), "is not a subclass of recgrad.data.operators.Operator"),
+        (config("Path", library="pathlib"), "is not a subclass of recgrad.data.features.operators.Operator"),
         (config("Ratio", PARAMS.format("x", "number_value: 1")), "operator_params: .*'x'"),
         (config("Ratio", "", '"user:a", "item:a"'), "names an input twice"),
         (config("SeqExpr", library="recgrad"), "operator_params: .*formula"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recgrad.data.operators import OPERATORS, Operator
+from recgrad.data.features.operators import OPERATORS, Operator
 
 
 @OPERATORS.register("RegexReplace")

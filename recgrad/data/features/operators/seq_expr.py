@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from recgrad.data.features.columns import read_bags
 from recgrad.data.features.expressions import compile_expression
+from recgrad.data.features.operators import OPERATORS, Operator
 from recgrad.data.features.outputs import numbers_of
-from recgrad.data.operators import OPERATORS, Operator
 
 SPHERICAL = "spherical_distance"
 

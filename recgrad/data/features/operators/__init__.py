@@ -28,7 +28,7 @@ class Operator:
         raise NotImplementedError
 
 
-OPERATORS: Registry[type[Operator]] = Registry("operator", "recgrad.data.operators")
+OPERATORS: Registry[type[Operator]] = Registry("operator", "recgrad.data.features.operators")
 
 
 def is_code(library: str) -> bool:
@@ -56,7 +56,7 @@ def build_operator(name: str, library: str, params: Mapping[str, Any]) -> Operat
             raise ValueError(f"operator_lib_file: {error}") from error
         if not issubclass(cls, Operator):
             raise ValueError(
-                f"operator_name: {library}.{name} is not a subclass of recgrad.data.operators.Operator; "
+                f"operator_name: {library}.{name} is not a subclass of recgrad.data.features.operators.Operator; "
                 "subclass it and write compute(columns)"
             )
     elif name in OPERATORS:

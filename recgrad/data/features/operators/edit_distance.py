@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recgrad.data.operators import OPERATORS, Operator
+from recgrad.data.features.operators import OPERATORS, Operator
 from recgrad.kernels import cached_njit
 
 

@@ -1,0 +1,128 @@
+"""Every ranking model over the same features, in usual sizes: what one costs beside another is seen from these.
+
+A sketch is a start, not a recommendation: equal layers for all, so that models are compared and not their sizes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from google.protobuf import text_format
+
+from recgrad.config.proto.model_pb2 import ModelConfig
+
+TASKS = ("ctr", "cvr")
+"""The tasks of a multi-task model, in the order of their labels."""
+
+# Words in capitals are written out below; the first column names groups.
+_SHAPES: dict[str, tuple[str, str]] = {
+    "wide_and_deep": ("WIDE DEEP", "deep { BIG }"),
+    "deepfm": ("WIDE DEEP", "deep { BIG } final { SMALL }"),
+    "xdeepfm": ("WIDE DEEP", "cin { cin_layer_size: [32, 32] } deep { BIG } final { SMALL }"),
+    "dlrm": ("SPARSE DENSE", "dense_mlp { TO_DIM } final { BIG }"),
+    "wukong": ("SPARSE DENSE", "dense_mlp { TO_DIM } WUKONG WUKONG final { MIDDLE }"),
+    "dcn_v1": ("ALL", "cross { cross_num: 3 } deep { BIG } final { SMALL }"),
+    "dcn_v2": ("ALL", "cross { cross_num: 3 low_rank: 32 } deep { BIG } final { SMALL }"),
+    "mask_net": ("ALL", "mask_net_module { n_mask_blocks: 3 MASK top_mlp { SMALL } }"),
+    "multi_tower": ("ALL", "towers { input: 'all' mlp { BIG } } final { SMALL }"),
+    "final_mlp": ("DEEP", "mlp1 { BIG } mlp2 { MIDDLE } num_heads: 4"),
+    "final_net": ("SPARSE DENSE", "dense_mlp { TO_DIM } block1 { BIG } block2 { MIDDLE }"),
+    "gdcn": ("ALL", "cross_num: 3 deep { BIG }"),
+    "autoint": (
+        "SPARSE DENSE",
+        "dense_mlp { TO_DIM } attention_layers: 2 attention_dim: 32 num_heads: 2 deep { BIG }",
+    ),
+    "fibinet": ("SPARSE DENSE", "dense_mlp { TO_DIM } reduction_ratio: 3 deep { BIG }"),
+    "pnn": ("SPARSE DENSE", "dense_mlp { TO_DIM } final { BIG }"),
+    "onn": ("SPARSE DENSE", "dense_mlp { TO_DIM } final { BIG }"),
+    "rank_mixer": ("ALL", "num_tokens: 8 token_dim: 64 num_layers: 2 ffn_ratio: 2 final { SMALL }"),
+    "eulernet": ("SPARSE DENSE", "dense_mlp { TO_DIM } layer_sizes: [16, 8]"),
+    "rocket_launching": ("ALL", "share_mlp { MIDDLE } booster_mlp { BIG } light_mlp { SMALL }"),
+    "simple_multi_task": ("ALL", "TOWERS"),
+    "mmoe": ("ALL", "expert_mlp { MIDDLE } num_expert: 4 TOWERS"),
+    "ple": ("ALL", "EXTRACT 'a' EXPERTS } EXTRACT 'b' EXPERTS } TOWERS"),
+    "dbmtl": ("ALL", "bottom_mlp { BIG } expert_mlp { MIDDLE } num_expert: 4 TOWERS"),
+    "dc2vr": ("ALL", "bottom_mlp { BIG } expert_mlp { MIDDLE } num_expert: 4 TOWERS"),
+    "pepnet": ("ALL FIRST", "ppnet_hidden_units: [128, 64] TOWERS"),
+    "esmm": ("ALL", "TOWERS"),
+    "aitm": ("ALL", "TOWERS"),
+    "stem": (
+        "SHARED TASK",
+        "expert_mlp { MIDDLE } num_task_expert: 2 num_shared_expert: 2 gate_mlp { SMALL } TOWERS",
+    ),
+}
+_WORDS = {
+    "WUKONG": "wukong_layers { lcb_feature_num: 8 fmb_feature_num: 8 feature_num_mlp { MIDDLE } }",
+    "MASK": "mask_block { hidden_dim: 128 reduction_ratio: 0.5 }",
+    "EXTRACT": "extraction_networks { network_name:",
+    "EXPERTS": "expert_num_per_task: 2 share_num: 2 task_expert_net { MIDDLE } share_expert_net { MIDDLE }",
+    "BIG": "hidden_units: [256, 128, 64]",
+    "MIDDLE": "hidden_units: [128, 64]",
+    "SMALL": "hidden_units: [64]",
+}
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The features of rows, by name.
+
+    Attributes:
+        ids: with embeddings.
+        numbers: as they are.
+        dim: width of the embeddings.
+        labels: columns to learn; a model of several tasks learns the first two.
+    """
+
+    ids: Sequence[str]
+    numbers: Sequence[str]
+    dim: int
+    labels: Sequence[str]
+
+
+def sketched() -> list[str]:
+    """The models that there is a sketch of."""
+    return list(_SHAPES)
+
+
+def sketch(name: str, fields: Fields) -> ModelConfig:
+    """The config of a model over all features, with groups, settings and losses."""
+    groups, text = _SHAPES[name]
+    multi = "TOWERS" in text
+    words = {"TOWERS": _towers(fields), "TO_DIM": f"hidden_units: [64, {fields.dim}]", **_WORDS}
+    for word, meaning in words.items():
+        text = re.sub(rf"\b{word}\b", lambda _, meaning=meaning: meaning, text)
+    parts = [_groups(group, fields) for group in groups.split()]
+    loss = "" if multi else "losses { binary_cross_entropy {} } metrics { auc {} }"
+    if name in ("dlrm", "wukong", "final_net", "autoint", "fibinet", "pnn", "onn", "eulernet") and not fields.numbers:
+        text = re.sub(r"dense_mlp \{[^}]*\}", "", text)
+    return text_format.Parse(f"{' '.join(parts)} {name} {{ {text} }} {loss}", ModelConfig())
+
+
+def _towers(fields: Fields) -> str:
+    return " ".join(
+        f"task_towers {{ tower_name: '{task}' label_name: '{label}' mlp {{ SMALL }} "
+        "losses { binary_cross_entropy {} } metrics { auc {} } }"
+        for task, label in zip(TASKS, fields.labels, strict=False)
+    )
+
+
+def _groups(word: str, fields: Fields) -> str:
+    both = [*fields.numbers, *fields.ids]
+    if word == "TASK":
+        tasks = zip(TASKS, fields.labels, strict=False)
+        return " ".join(_group(task, both, suffix=task) for task, _ in tasks)
+    if word == "FIRST":
+        return _group("domain", fields.ids[:1])
+    if word == "DENSE":
+        return _group("dense", fields.numbers) if fields.numbers else ""
+    if word == "WIDE":
+        return _group("wide", fields.ids, "WIDE")
+    return _group(word.lower(), fields.ids if word == "SPARSE" else both)
+
+
+def _group(name: str, features: Sequence[str], kind: str = "DEEP", suffix: str = "") -> str:
+    listed = ", ".join(f"'{feature}'" for feature in features)
+    own = f"embedding_name_suffix: '{suffix}'" if suffix else ""
+    return f"feature_groups {{ group_name: '{name}' feature_names: [{listed}] group_type: {kind} {own} }}"
