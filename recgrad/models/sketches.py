@@ -1,6 +1,6 @@
-"""Every ranking model over the same features, in usual sizes: what one costs beside another is seen from these.
+"""Every ranking model over the same features, in usual sizes, to see what one costs beside another.
 
-A sketch is a start, not a recommendation: equal layers for all, so that models are compared and not their sizes.
+A sketch is a start, no recommendation: equal layers for all, so that models are compared, not their sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TASKS = ("ctr", "cvr")
 # Words in capitals are written out below; the first column names groups.
 _SHAPES: dict[str, tuple[str, str]] = {
     "wide_and_deep": ("WIDE DEEP", "deep { BIG }"),
-    "deepfm": ("WIDE DEEP", "deep { BIG } final { SMALL }"),
+    "deepfm": ("WIDE FM DEEP", "deep { BIG } final { SMALL }"),
     "xdeepfm": ("WIDE DEEP", "cin { cin_layer_size: [32, 32] } deep { BIG } final { SMALL }"),
     "dlrm": ("SPARSE DENSE", "dense_mlp { TO_DIM } final { BIG }"),
     "wukong": ("SPARSE DENSE", "dense_mlp { TO_DIM } WUKONG WUKONG final { MIDDLE }"),
@@ -45,7 +45,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "ple": ("ALL", "EXTRACT 'a' EXPERTS } EXTRACT 'b' EXPERTS } TOWERS"),
     "dbmtl": ("ALL", "bottom_mlp { BIG } expert_mlp { MIDDLE } num_expert: 4 TOWERS"),
     "dc2vr": ("ALL", "bottom_mlp { BIG } expert_mlp { MIDDLE } num_expert: 4 TOWERS"),
-    "pepnet": ("ALL FIRST", "ppnet_hidden_units: [128, 64] TOWERS"),
+    "pepnet": ("ALL DOMAIN UIA", "ppnet_hidden_units: [128, 64] TOWERS"),
     "esmm": ("ALL", "TOWERS"),
     "aitm": ("ALL", "TOWERS"),
     "stem": (
@@ -95,7 +95,7 @@ def sketch(name: str, fields: Fields) -> ModelConfig:
         text = re.sub(rf"\b{word}\b", lambda _, meaning=meaning: meaning, text)
     parts = [_groups(group, fields) for group in groups.split()]
     loss = "" if multi else "losses { binary_cross_entropy {} } metrics { auc {} }"
-    if name in ("dlrm", "wukong", "final_net", "autoint", "fibinet", "pnn", "onn", "eulernet") and not fields.numbers:
+    if not fields.numbers:
         text = re.sub(r"dense_mlp \{[^}]*\}", "", text)
     return text_format.Parse(f"{' '.join(parts)} {name} {{ {text} }} {loss}", ModelConfig())
 
@@ -113,13 +113,13 @@ def _groups(word: str, fields: Fields) -> str:
     if word == "TASK":
         tasks = zip(TASKS, fields.labels, strict=False)
         return " ".join(_group(task, both, suffix=task) for task, _ in tasks)
-    if word == "FIRST":
-        return _group("domain", fields.ids[:1])
+    if word in ("DOMAIN", "UIA"):
+        return _group(word.lower(), fields.ids[:1] if word == "DOMAIN" else fields.ids[1:3] or fields.ids)
     if word == "DENSE":
         return _group("dense", fields.numbers) if fields.numbers else ""
     if word == "WIDE":
         return _group("wide", fields.ids, "WIDE")
-    return _group(word.lower(), fields.ids if word == "SPARSE" else both)
+    return _group(word.lower(), fields.ids if word in ("SPARSE", "FM") else both)
 
 
 def _group(name: str, features: Sequence[str], kind: str = "DEEP", suffix: str = "") -> str:

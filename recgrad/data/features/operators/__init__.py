@@ -56,8 +56,8 @@ def build_operator(name: str, library: str, params: Mapping[str, Any]) -> Operat
             raise ValueError(f"operator_lib_file: {error}") from error
         if not issubclass(cls, Operator):
             raise ValueError(
-                f"operator_name: {library}.{name} is not a subclass of recgrad.data.features.operators.Operator; "
-                "subclass it and write compute(columns)"
+                f"operator_name: {library}.{name} is not a subclass of "
+                "recgrad.data.features.operators.Operator; subclass it and write compute(columns)"
             )
     elif name in OPERATORS:
         cls = OPERATORS[name]
