@@ -92,7 +92,7 @@ def sketch(name: str, fields: Fields) -> ModelConfig:
     multi = "TOWERS" in text
     words = {"TOWERS": _towers(fields), "TO_DIM": f"hidden_units: [64, {fields.dim}]", **_WORDS}
     for word, meaning in words.items():
-        text = re.sub(rf"\b{word}\b", lambda _, meaning=meaning: meaning, text)
+        text = re.sub(rf"\b{word}\b", meaning, text)
     parts = [_groups(group, fields) for group in groups.split()]
     loss = "" if multi else "losses { binary_cross_entropy {} } metrics { auc {} }"
     if not fields.numbers:
