@@ -2,8 +2,9 @@
 
 python examples/semantic_ids.py ../shared/data/kuairand work
 
-Vectors are the singular vectors of who watched what in training; videos that nobody watched have none, and no
-codes. Prints the metrics of the ranking model with codes and without.
+Vectors are the singular vectors of who had watched what before the first training row, so that they know
+nothing of labels; videos that nobody had watched have none, and no codes. Prints the metrics of the ranking
+model with codes and without.
 """
 
 from __future__ import annotations
@@ -34,15 +35,17 @@ model_config {{
 
 
 def vectors(train: pa.Table) -> pa.Table:
-    """A vector of length 1 for each video that was clicked: right singular vectors of users × videos."""
-    seen = train.filter(train["is_click"].to_numpy() > 0)
-    users, user = np.unique(seen["user_id"].to_numpy(), return_inverse=True)
-    items, item = np.unique(seen["video_id"].to_numpy(), return_inverse=True)
+    """A vector of length 1 for each video in histories: right singular vectors of users × videos."""
+    first = np.unique(train["user_id"].to_numpy(), return_index=True)[1]
+    lists = train["watch_seq"].combine_chunks().take(pa.array(first)).to_pylist()
+    lists = [sorted(set(videos)) for videos in lists if videos]
+    user = np.repeat(np.arange(len(lists)), [len(videos) for videos in lists])
+    items, item = np.unique(np.concatenate(lists), return_inverse=True)
     scale = 1 / np.sqrt(np.bincount(user)[user] * np.bincount(item)[item])
     rng = np.random.default_rng(0)
     found = np.linalg.qr(rng.normal(size=(len(items), WIDTH + 8)))[0]
     for _ in range(6):  # rounds of a block power iteration
-        left = np.zeros((len(users), found.shape[1]))
+        left = np.zeros((len(lists), found.shape[1]))
         np.add.at(left, user, scale[:, None] * found[item])
         right = np.zeros_like(found)
         np.add.at(right, item, scale[:, None] * left[user])
