@@ -16,19 +16,26 @@ if TYPE_CHECKING:
 
 @COMMANDS.register("compare")
 class Compare(Command):
-    """Compare the predictions of two models for the same rows.
+    """Compare the predictions of two models for the same rows, or two sets of runs.
 
     Prints AUC, grouped AUC (with --group) and log loss of both, the interval of each
     difference and a verdict, and draws them. The files are those of `recgrad predict`, with
     the label (and the group) carried along, in the same order of rows; name a column of
     unique values with --on when the orders differ.
+
+    Where both are folders they are sets of runs, as `recgrad repeat` makes them: the difference of every
+    metric with its interval, by pairs where both sets have the same seeds, and whether it is one.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the flags."""
-        parser.add_argument("pred_a", metavar="PRED_A", help="predictions of model A, parquet or csv")
-        parser.add_argument("pred_b", metavar="PRED_B", help="predictions of model B")
-        parser.add_argument("--label", required=True, metavar="COLUMN", help="column of the labels, 0 or 1")
+        parser.add_argument(
+            "pred_a", metavar="PRED_A", help="predictions of model A, parquet or csv, or a folder"
+        )
+        parser.add_argument("pred_b", metavar="PRED_B", help="of model B")
+        parser.add_argument(
+            "--label", metavar="COLUMN", help="column of the labels, 0 or 1; needed for predictions"
+        )
         parser.add_argument("--group", metavar="COLUMN", help="column of the groups, such as the user's id")
         parser.add_argument(
             "--score",
@@ -59,6 +66,11 @@ class Compare(Command):
         """Compare and print."""
         import json
         from pathlib import Path
+
+        if Path(args.pred_a).is_dir() and Path(args.pred_b).is_dir():
+            return _compare_sets(args)
+        if args.label is None:
+            raise RecgradError("compare: --label: name the column of the labels; folders of runs need none")
 
         from recgrad.report.comparison import compare
         from recgrad.training.runtime import set_up_process
@@ -94,6 +106,45 @@ class Compare(Command):
         if args.json:
             Path(args.json).write_text(json.dumps(comparison.to_dict(), indent=2) + "\n")
         return 0
+
+
+def _compare_sets(args: argparse.Namespace) -> int:
+    """Two folders of runs: the difference of every metric."""
+    import json
+    from dataclasses import asdict
+    from pathlib import Path
+
+    from rich.table import Table
+
+    from recgrad.cli.console import table_console
+    from recgrad.cli.repeat import check_confidence
+    from recgrad.experiments.runs import find_runs
+    from recgrad.experiments.sets import compare_sets
+
+    for flag in ("label", "group", "score", "score_a", "score_b", "on", "plot"):
+        if getattr(args, flag):
+            name = flag.replace("_", "-")
+            raise RecgradError(f"compare: --{name} is for predictions; {args.pred_a} is a folder of runs")
+    check_confidence(args.confidence)
+    sets = [[run for run in find_runs(path) if run.metrics] for path in (args.pred_a, args.pred_b)]
+    found = compare_sets(sets[0], sets[1], args.confidence)
+    say(f"A: {args.pred_a} ({len(sets[0])} runs)\nB: {args.pred_b} ({len(sets[1])} runs)")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("metric")
+    for head in ("A", "B", "B - A", f"{args.confidence:.0%} interval", "p"):
+        table.add_column(head, justify="right")
+    table.add_column("")
+    for name, gap in found.items():
+        verdict = "they differ" if gap.differs else "no difference is shown"
+        span = f"{gap.low:+.6f} to {gap.high:+.6f}"
+        cells = (f"{gap.a:.6f}", f"{gap.b:.6f}", f"{gap.difference:+.6f}", span, f"{gap.p_value:.3f}")
+        table.add_row(name, *cells, verdict)
+    table_console().print(table)
+    method = next(iter(found.values())).method
+    say(f"{method}: {'runs of the same seed are compared' if method == 'paired t' else 'the seeds differ'}")
+    if args.json:
+        Path(args.json).write_text(json.dumps({k: asdict(v) for k, v in found.items()}, indent=2) + "\n")
+    return 0
 
 
 def _load(path: str) -> pa.Table:

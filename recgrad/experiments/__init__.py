@@ -1,0 +1,1 @@
+"""Several runs together: tables of runs, repeats with other seeds, whether two sets of runs differ."""
