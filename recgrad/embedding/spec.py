@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from recgrad.embedding.living import LivingSpec
+
 SHARDING_TYPES = ("table_wise", "row_wise", "column_wise", "data_parallel")
 """How a table may be spread over processes, by TorchRec's names."""
 COMPUTE_KERNELS = ("fused", "fused_uvm", "fused_uvm_caching", "customized_kernel")
@@ -44,6 +46,7 @@ class TableSpec:
             best first; empty for what is best on the device.
         hash: what ids of texts were made with, "" where they are not hashed here; checkpoints remember it.
         shard: when the table is a part of a larger one, which; initial values are those of the whole.
+        living: how rows are given to ids as they come; None where ids are row numbers.
     """
 
     name: str
@@ -57,6 +60,12 @@ class TableSpec:
     compute_kernels: tuple[str, ...] = ()
     hash: str = ""
     shard: Shard | None = None
+    living: LivingSpec | None = None
+
+    @property
+    def capacity(self) -> int:
+        """How many rows there may be at the same time."""
+        return self.num_rows if self.living is None else self.living.capacity
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,9 @@ class Embedded(EmbeddedIds):
         self._engine = engine
         self._number = number
         self._taken = 0
-        self._results = {dim: group.lookup(ids, sequences) for dim, group in engine.groups.items()}
+        self._results = {
+            dim: group.lookup(ids, sequences, engine.training) for dim, group in engine.groups.items()
+        }
 
     def pooled(self, names: Sequence[str]) -> Tensor:
         """The outputs of these lookups side by side, [rows, sum of dims].

@@ -43,6 +43,8 @@ from recgrad.embedding.local.layout import (
     VECTOR_STRIDE,
     VECTORS,
 )
+from recgrad.embedding.local.living.table import LivingTable
+from recgrad.embedding.local.living.translator import Translator
 from recgrad.embedding.local.lookup import BAGS_PER_TASK, TASK_COLUMNS, lookup_tasks
 from recgrad.embedding.local.pending import SUMMED, Source, Tables, only, per_output
 from recgrad.embedding.local.plan import JOB_ROWS, JOB_START
@@ -100,7 +102,10 @@ class DimGroup:
         self.matrix = np.zeros((len(tables), TABLE_COLUMNS), np.int64)
         self.parameters = np.zeros((len(tables), 4), np.float64)
         self.tables = [
-            Table(spec, i, self.matrix[i], self.parameters[i], seed, engine) for i, spec in enumerate(tables)
+            (Table if spec.living is None else LivingTable)(
+                spec, i, self.matrix[i], self.parameters[i], seed, engine
+            )
+            for i, spec in enumerate(tables)
         ]
         position = {spec.name: i for i, spec in enumerate(tables)}
         ordered = [s for s in lookups if not s.sequence] + [s for s in lookups if s.sequence]
@@ -124,10 +129,12 @@ class DimGroup:
         self._frames: dict[tuple[Any, ...], Frame] = {}
         self._spans: dict[tuple[int, int], Span] = {}
         self._line_addresses = (address_of(self.matrix), address_of(self.parameters))
+        living = {i: t for i, t in enumerate(self.tables) if isinstance(t, LivingTable)}
+        self._translator = Translator(living, self._fixed[:, TABLE].tolist()) if living else None
 
     # --- forward ---
 
-    def lookup(self, ids: Inputs | None, sequences: Inputs | None) -> Result:
+    def lookup(self, ids: Inputs | None, sequences: Inputs | None, training: bool = False) -> Result:
         """Pool the bags of all columns whose inputs are given."""
         p = self.pooled
         block = None
@@ -152,6 +159,9 @@ class DimGroup:
             parts.append(self._absent(p, len(self.lookups)))
         lines = parts[1] if len(parts) == 2 else np.concatenate(parts)
         result = Result(block, outputs, lines, (ids, sequences), self.dim)
+        if self._translator is not None:
+            waiting: Tables = frozenset().union(*(source.tables for source in self.sources))
+            result.rows = self._translator.translate(lines, training=training, waiting=waiting)
         if tasks:
             self._run_lookup(lines, tasks[0] if len(tasks) == 1 else np.concatenate(tasks), result)
         return result
@@ -231,6 +241,8 @@ class DimGroup:
         if gradient.stride(1) != 1 and gradient.shape[1] > 1:
             gradient = gradient.contiguous()
         span = self.span(first, last)
+        if result.rows is not None and self._translator is not None:
+            self._translator.check_current(result.rows)
         lines = result.lookups[first:last].copy()
         lines[:, VECTORS] = self._vectors[: last - first] + gradient.data_ptr()
         lines[:, VECTOR_STRIDE] = gradient.stride(0) * 4

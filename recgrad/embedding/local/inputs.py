@@ -101,6 +101,7 @@ class Result:
     lookups: Array  # [columns, LOOKUP_COLUMNS]; unused columns have BAGS −1
     inputs: tuple[Inputs | None, Inputs | None]  # kept alive: `lookups` holds addresses
     dim: int
+    rows: Any = None  # row numbers that keys were translated to
 
     def output(self, first: int, last: int) -> Tensor:
         """The outputs of columns first … last − 1 side by side."""

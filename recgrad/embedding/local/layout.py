@@ -35,8 +35,10 @@ from __future__ import annotations
     FIRST_COLUMN,
     HISTORY,  # address of what its rows miss while no batch touches them; 0 if they stay as they are
     DIRECTION,  # bytes from a row to the direction in which it moves, and to its last update, int32
+    KEYS,  # address of 16 bytes a row that begin with the key that its value is drawn by; 0: by the row
+    FROZEN,  # rows below this are looked up but never updated
     TABLE_COLUMNS,
-) = range(17)
+) = range(19)
 
 # A lookup in the forward pass, or a source of gradients in the update.
 (

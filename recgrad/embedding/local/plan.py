@@ -44,6 +44,7 @@ from recgrad.embedding.local.index import (
 from recgrad.embedding.local.layout import (
     BAGS,
     COUNT,
+    FROZEN,
     ID_WEIGHTS,
     IDS,
     INDEX,
@@ -217,9 +218,12 @@ def arrange_task(a: int) -> None:
 
 @njit(nogil=True)
 def _number_rows(
-    job: int, sources: int, limit: int, places: int, numbers: int, rows: int, counts: int
+    job: int, sources: int, frozen: int, limit: int, places: int, numbers: int, rows: int, counts: int
 ) -> int:
-    """Number the distinct rows; fills rows, counts and the number of each occurrence. −1 for a bad id."""
+    """Number the distinct rows; fills rows, counts and the number of each occurrence. −1 for a bad id.
+
+    Occurrences of rows below `frozen` have the number −1: their gradients go nowhere.
+    """
     n = 0
     for s in range(field(job, JOB_SOURCE), field(job, JOB_SOURCES)):
         p, q = _span(sources + 8 * LOOKUP_COLUMNS * s)
@@ -240,6 +244,10 @@ def _number_rows(
             j = row if direct else ((row * GOLDEN) >> (64 - bits)) & mask
             if row < 0 or row >= limit:
                 return -1
+            if row < frozen:
+                store_i32(numbers, np.int32(-1))
+                numbers += 4
+                continue
             number: Any = np.int64(load_i32(places + 4 * j))
             if not direct:
                 while number >= 0 and load_i64(rows + 8 * number) != row:
@@ -300,8 +308,11 @@ def _place(source, vector, stride, numbers, ends, gradients, coefficients):  # t
     for bag in range(field(source, BAGS)):
         end = bag + 1 if offsets == 0 else load_i64(offsets + 8 * (bag + 1))
         for i in range(begin, end):
-            place = ends + 8 * np.int64(load_i32(numbers))
+            number = np.int64(load_i32(numbers))
             numbers += 4
+            if number < 0:
+                continue
+            place = ends + 8 * number
             at = load_i64(place)
             store_i64(place, at + 1)
             store_i64(gradients + 8 * at, vector)
@@ -356,7 +367,8 @@ def plan_tasks(a: int) -> None:
         table = field(a, TABLES) + 8 * TABLE_COLUMNS * field(job, JOB_TABLE)
         start = field(job, JOB_START)
         rows, ends = field(a, ROW_NUMBERS) + 8 * start, field(a, ENDS) + 8 * start
-        distinct = _number_rows(job, sources, field(table, ROWS), places, numbers, rows, ends)
+        frozen, limit = field(table, FROZEN), field(table, ROWS)
+        distinct = _number_rows(job, sources, frozen, limit, places, numbers, rows, ends)
         if distinct < 0:
             store_i64(job + 8 * JOB_BAD, 1)
             store_i64(field(a, PLAN_TOTALS) + 8 * ANY_BAD, 1)

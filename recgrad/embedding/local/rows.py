@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from recgrad.embedding.local.initializer import draw, element, row_stream
-from recgrad.embedding.local.layout import FIRST_COLUMN, FIRST_ROW, INIT, KEY, KIND
+from recgrad.embedding.local.layout import FIRST_COLUMN, FIRST_ROW, INIT, KEY, KEYS, KIND
 from recgrad.kernels import simd
 from recgrad.kernels.simd import BF16, F16, F32, I8, bits
 
@@ -162,10 +162,19 @@ def write(source: int, target: int, kind: int, dim: int, stream: int) -> None:
 
 
 @njit(nogil=True)
+def key_of(table: int, row: int) -> int:
+    """What a row is drawn by: its number in the whole table, or the key that it belongs to."""
+    keys = simd.load_i64(table + 8 * KEYS)
+    if keys != 0:
+        return simd.load_i64(keys + 16 * row)
+    return simd.load_i64(table + 8 * FIRST_ROW) + row
+
+
+@njit(nogil=True)
 def generate(table: int, parameters: int, row: int, target: int, dim: int) -> None:
     """Write the value of an untouched row as float32 at `target`; table and parameters are addresses."""
-    first_row, first_column = simd.load_i64(table + 8 * FIRST_ROW), simd.load_i64(table + 8 * FIRST_COLUMN)
-    stream = row_stream(simd.load_i64(table + 8 * KEY), first_row + row)
+    first_column = simd.load_i64(table + 8 * FIRST_COLUMN)
+    stream = row_stream(simd.load_i64(table + 8 * KEY), key_of(table, row))
     init, kind = simd.load_i64(table + 8 * INIT), simd.load_i64(table + 8 * KIND)
     p0, p1 = simd.load_f64(parameters), simd.load_f64(parameters + 8)
     p2, p3 = simd.load_f64(parameters + 16), simd.load_f64(parameters + 24)

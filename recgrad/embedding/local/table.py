@@ -69,6 +69,7 @@ class Table(EmbeddingTable):
         position: its line in the table matrix of its dim.
         numbers: the line of the table matrix that kernels read and write.
         parameters: of the initialiser.
+        height: slots that there may be.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Table(EmbeddingTable):
         self.states: dict[str, StateArray] = {}
         self._check()
         self.kind = _KINDS[spec.data_type]
+        self.height = spec.num_rows
         item = 4 if self.kind == F32 else 2
         size = spec.num_rows * spec.dim * item
         self.compact = spec.storage == "COMPACT" or (spec.storage == "AUTO" and size > PLAIN_BYTES)
@@ -121,15 +123,19 @@ class Table(EmbeddingTable):
 
     def _lay_out(self, beside: int) -> None:
         """Make room for rows with some float32 behind the weights of each, all 0; weights move along."""
-        slots = self.touched_rows()[1] if self.touched else None
+        slots = self._kept_slots()
         stored = None if slots is None else self._stored()[slots]
         size = self.spec.dim * (4 if self.kind == F32 else 2)
         self._behind = -(-size // 4)  # float32 from the weights to what is behind them
         self._line = 4 * (self._behind + beside) if beside else size
-        self._weights = self._reserve(self.spec.num_rows * self._line, "weights")
+        self._weights = self._reserve(self.height * self._line, "weights")
         self.numbers[[WEIGHTS, STRIDE]] = self._weights.address, self._line
         if slots is not None:
             self._stored()[slots] = stored
+
+    def _kept_slots(self) -> Array | None:
+        """The slots that hold something; None where none does."""
+        return self.touched_rows()[1] if self.touched else None
 
     def _reserve(self, size: int, what: str) -> Region:
         return Region(size, f"{what} of table '{self.name}'", _SMALL_PAGES if self.compact else 0)
@@ -148,7 +154,7 @@ class Table(EmbeddingTable):
         if self._old is not None and numbers[MOVED] == 1 << int(numbers[OLD_BITS]):
             self._drop_old()
         count = int(numbers[COUNT])
-        need = min(count + rows, self.spec.num_rows)
+        need = min(count + rows, self.height)
         bits = int(numbers[BITS])
         if need <= MAX_LOAD * (1 << bits):
             return
@@ -181,7 +187,7 @@ class Table(EmbeddingTable):
 
     def _stored(self) -> Array:
         """All slots as [slots, dim]: float32, or uint16 for short types."""
-        lines = self._weights.array(np.uint8, (self.spec.num_rows, self._line))
+        lines = self._weights.array(np.uint8, (self.height, self._line))
         kind, item = (np.float32, 4) if self.kind == F32 else (np.uint16, 2)
         return lines[:, : self.spec.dim * item].view(kind)
 
@@ -191,11 +197,11 @@ class Table(EmbeddingTable):
 
     def _state(self, state: StateArray) -> Array:
         assert state.region is not None
-        return state.region.array(np.float32, (self.spec.num_rows, state.width))
+        return state.region.array(np.float32, (self.height, state.width))
 
     def _lines_behind(self) -> Array:
         """What lies behind the weights of all slots, float32."""
-        lines = self._weights.array(np.float32, (self.spec.num_rows, self._line // 4))
+        lines = self._weights.array(np.float32, (self.height, self._line // 4))
         return lines[:, self._behind :]
 
     def touched_rows(self) -> tuple[Array, Array]:
@@ -322,7 +328,7 @@ class Table(EmbeddingTable):
         self.states = {}
         for name, width, initial in states:
             behind = name in (HEADING, STEP)  # lookups read these with the weights
-            region = None if behind else self._reserve(self.spec.num_rows * width * 4, f"state {name}")
+            region = None if behind else self._reserve(self.height * width * 4, f"state {name}")
             self.states[name] = StateArray(name, width, initial, region)
         if any(state.initial for state in self.states.values()) and self.touched:
             self._begin_states(self.touched_rows()[1])
@@ -386,7 +392,7 @@ class Table(EmbeddingTable):
 
     def memory(self) -> TableMemory:
         """Touched rows and what they cost."""
-        rows = self.touched if self.compact else self.spec.num_rows
+        rows = self.touched if self.compact else self.height
         index = 0
         if self.compact:
             index = ENTRY_BYTES << int(self.numbers[BITS])

@@ -43,6 +43,7 @@ from recgrad.embedding.local.layout import (
     HISTORY,
     INDEX,
     KEY,
+    KEYS,
     KIND,
     STRIDE,
     TABLE_COLUMNS,
@@ -59,6 +60,7 @@ from recgrad.embedding.local.rows import (
     copy,
     copy_wide,
     generate,
+    key_of,
     mark_written,
     prefetch_row,
     read,
@@ -309,7 +311,10 @@ def unstage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int
         else:
             # Short types round at random, by (table, update, row): the same for any number of threads.
             key = field(table, KEY) + field(field(a, STEPS), job)
-            stream = row_stream(mix(key), field(field(a, ROW_NUMBERS), first + r))
+            number = field(field(a, ROW_NUMBERS), first + r)
+            if field(table, KEYS) != 0:
+                number = key_of(table, number)
+            stream = row_stream(mix(key), number)
             write(source, row, kind, dim, stream)
         if catches_up:
             direction = row + field(table, DIRECTION)

@@ -1,0 +1,405 @@
+"""A table whose rows are given to keys as they come."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recgrad.embedding.engine import TableMemory
+from recgrad.embedding.living import COUNT, DISTANCE, FALLBACK, LivingSpec
+from recgrad.embedding.local.initializer import parse_init_fn, table_key
+from recgrad.embedding.local.inputs import address_of
+from recgrad.embedding.local.layout import FROZEN, INIT, KEYS, TABLE_COLUMNS
+from recgrad.embedding.local.layout import KEY as TABLE_KEY
+from recgrad.embedding.local.living import layout as at
+from recgrad.embedding.local.living.index import MAX_LOAD
+from recgrad.embedding.local.living.rows import counters_task, place_task, reindex_task, settle_task
+from recgrad.embedding.local.memory import Region
+from recgrad.embedding.local.table import Table
+from recgrad.embedding.local.transfer import initial_task
+from recgrad.embedding.spec import TableSpec
+from recgrad.errors import CheckpointError, DataError
+from recgrad.kernels.compile import compiled
+from recgrad.kernels.parallel import launch
+from recgrad.optim.sparse.tables import SparseEngine
+
+_log = logging.getLogger("recgrad.embedding")
+
+Array = npt.NDArray[Any]
+DRAWN_ROWS = 64  # vectors that unknown keys share where these are drawn at random
+_LEAST = 1024
+_LEAST_WINDOW_BITS = 10
+_SLACK_SHIFT = 6  # 1/64 of the capacity is evicted beyond need
+_SMALL_PAGES = 4 << 20
+_FILTERS = {"": 0, "above": 1, "mean": 2, "chance": 3}
+
+
+@dataclass(frozen=True)
+class Turnover:
+    """What has come and gone since the run began.
+
+    Attributes:
+        live: keys that have a row now.
+        capacity: keys that may have one.
+        admitted, evicted, expired: keys that got a row, lost it to others, lost it by age.
+        turned_away: keys that were seen and left without a row, once for each round.
+    """
+
+    live: int
+    capacity: int
+    admitted: int
+    evicted: int
+    expired: int
+    turned_away: int
+
+
+class LivingTable(Table):
+    """A table of `capacity` rows that keys get and lose, and rows in front for keys that have none.
+
+    To optimizers, checkpoints and exports its rows are numbered by their keys.
+    """
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        position: int,
+        numbers: Array,
+        parameters: Array,
+        seed: int,
+        engine: SparseEngine,
+    ) -> None:
+        assert spec.living is not None
+        self.living: LivingSpec = spec.living
+        living = self.living
+        unknown, refused = _number_of_rows(living.unknown), _number_of_rows(living.refused)
+        self.reserved = 1 if living.fallback else unknown + refused
+        height = living.capacity + self.reserved
+        inner = replace(
+            spec, num_rows=height, storage="PLAIN", init_fn=living.init_fn or spec.init_fn, living=None
+        )
+        super().__init__(inner, position, numbers, parameters, seed, engine)
+        self.spec = spec
+        self._seed = seed
+        self._fields = np.array([living.decay, living.filter.value])
+        self.line = np.zeros(at.LINE_COLUMNS, np.int64)
+        self._meta = self._region(16 * height, "keys")
+        self._free = self._region(4 * height, "free rows")
+        self._pending = self._region(8 * height, "counts") if living.filter.kind else None
+        buckets = -(-living.counters // at.WAYS)
+        self._counters = self._region(16 * at.WAYS * buckets, "counters") if living.threshold > 1 else None
+        self._entries = self._region(at.ENTRY * _LEAST, "index")
+        self._old: Region | None = None
+        self._set_line(buckets)
+        self._new_window(_LEAST_WINDOW_BITS)
+        numbers[KEYS] = self._meta.address
+        if living.fallback:
+            self.meta[0, 0] = FALLBACK
+        else:
+            numbers[FROZEN] = self.reserved
+            self._store(np.arange(unknown), self._drawn(living.unknown, "unknown", unknown))
+            self._store(unknown + np.arange(refused), self._drawn(living.refused, "refused", refused))
+            self.line[[at.REFUSED, at.UNKNOWN_ROWS, at.REFUSED_ROWS]] = unknown, unknown, refused
+        self._told = False  # that ids were left out
+        self.waiting = 0  # forward passes since the last round
+
+    def _region(self, size: int, what: str) -> Region:
+        return Region(size, f"{what} of table '{self.name}'", _SMALL_PAGES)
+
+    def _set_line(self, buckets: int) -> None:
+        line, living = self.line, self.living
+        line[at.TABLE_LINE] = address_of(self.numbers)
+        line[[at.ENTRIES, at.SIZE]] = self._entries.address, _LEAST
+        line[[at.META, at.FREE]] = self._meta.address, self._free.address
+        line[at.PENDING] = 0 if self._pending is None else self._pending.address
+        line[[at.RESERVED, at.HIGH, at.CAPACITY]] = self.reserved, self.reserved, living.capacity
+        line[[at.POLICY, at.DECAY]] = living.policy, address_of(self._fields)
+        line[[at.FILTER, at.FILTER_VALUE]] = _FILTERS[living.filter.kind], address_of(self._fields) + 8
+        line[[at.KEY, at.ZCH, at.TTL]] = self.numbers[TABLE_KEY], living.fallback, living.ttl
+        line[[at.UNKNOWN_ROWS, at.REFUSED_ROWS]] = 1
+        line[at.COUNTS] = living.policy in (COUNT, DISTANCE) or bool(living.filter.kind)
+        line[at.SLACK] = living.capacity >> _SLACK_SHIFT
+        if self._counters is not None:
+            line[at.THRESHOLD] = living.threshold
+            line[[at.COUNTERS, at.BUCKETS]] = self._counters.address, buckets
+
+    def _drawn(self, init_fn: str, what: str, rows: int) -> Array:
+        """Values of an initialiser, drawn by (seed, table, what)."""
+        initializer = parse_init_fn(init_fn, self.living.capacity, self.dim, self.name)
+        line, parameters = np.zeros(TABLE_COLUMNS, np.int64), np.zeros(4)
+        line[[INIT, TABLE_KEY]] = initializer.kind, table_key(self._seed, f"{self.name}/{what}")
+        parameters[: len(initializer.parameters)] = initializer.parameters
+        values = np.empty((rows, self.dim), np.float32)
+        launch(
+            compiled(initial_task), line, parameters, np.arange(rows), rows, values, self.dim, tasks=1
+        )
+        return values
+
+    # --- keys ---
+
+    @property
+    def meta(self) -> Array:
+        """Of each row: its key (−1 for none), and its last pass and count in one number."""
+        return self._meta.array(np.int64, (self.height, 2))
+
+    def turnover(self) -> Turnover:
+        """What has come and gone."""
+        columns = (at.LIVE, at.CAPACITY, at.ADMITTED, at.EVICTED, at.EXPIRED, at.TURNED_AWAY)
+        return Turnover(*(int(self.line[column]) for column in columns))
+
+    def live(self) -> tuple[Array, Array]:
+        """Keys that have a row, ascending, and their rows."""
+        keys = self.meta[self.reserved : int(self.line[at.HIGH]), 0]
+        rows = np.flatnonzero(keys >= 0)
+        keys = keys[rows]
+        order = np.argsort(keys)
+        return keys[order].astype(np.int64), (rows + self.reserved)[order]
+
+    def make_room(self, rows: int) -> None:
+        """See to it that as many more keys find room in the index; begins to enlarge it when needed."""
+        line = self.line
+        if self._old is not None and line[at.MOVED] == line[at.OLD_SIZE]:
+            self._drop_old()
+        need, size = min(int(line[at.LIVE]) + rows, self.living.capacity), int(line[at.SIZE])
+        if need <= MAX_LOAD * size:
+            return
+        if self._old is not None:
+            launch(compiled(settle_task), line, tasks=1)
+            self._drop_old()
+        most = int(self.living.capacity / MAX_LOAD) + 8
+        larger = min(max(2 * size, int(need / MAX_LOAD) + 8), most)
+        self._old = self._entries
+        line[[at.OLD_ENTRIES, at.OLD_SIZE, at.MOVED]] = line[at.ENTRIES], size, 0
+        self._entries = self._region(at.ENTRY * larger, "index")
+        line[[at.ENTRIES, at.SIZE]] = self._entries.address, larger
+
+    def _drop_old(self) -> None:
+        self.line[[at.OLD_ENTRIES, at.OLD_SIZE, at.MOVED]] = 0
+        self._old = None
+
+    def _new_window(self, bits: int) -> None:
+        count = int(self.line[at.WINDOW_COUNT])
+        window = np.empty((1 << (bits - 1), 3), np.int64)
+        if count:
+            window[:count] = self._window[:count]
+        self._window, self._window_index = window, np.zeros(1 << bits, np.int32)
+        self.line[[at.WINDOW, at.WINDOW_BITS]] = address_of(window), bits
+        self.line[at.WINDOW_INDEX] = address_of(self._window_index)
+        if count:
+            launch(compiled(reindex_task), self.line, tasks=1)
+
+    def make_window(self, keys: int) -> None:
+        """See to it that as many more keys find room in the window."""
+        need = int(self.line[at.WINDOW_COUNT]) + keys
+        bits = int(self.line[at.WINDOW_BITS])
+        if need > 1 << (bits - 1):
+            self._new_window(max(2 * need - 1, 1).bit_length())
+
+    # --- training ---
+
+    def begin_pass(self, *, waits: bool) -> None:
+        """Before the lookups of a forward pass in training; `waits`: gradients wait for an update."""
+        line, living = self.line, self.living
+        line[[at.MISSES, at.OVERFLOW, at.ROUND]] = 0
+        line[at.STEP] += 1
+        if not waits:
+            line[at.SAFE] = line[at.STEP]
+        if living.fallback:
+            self.waiting += 1
+            # A round may take rows whose gradients wait; it is put off until there are none.
+            line[at.ROUND] = self.waiting >= living.interval and not waits
+            self.waiting = 0 if line[at.ROUND] else self.waiting
+
+    def before_round(self) -> bool:
+        """Whether a round is due; makes room for what it may admit."""
+        line, living = self.line, self.living
+        if not living.fallback:
+            parts = max(living.ttl // 16, 1)
+            line[at.ROUND] = line[at.MISSES] > 0 or (living.ttl > 0 and line[at.STEP] % parts == 0)
+        if line[at.ROUND]:
+            self.make_room(int(line[at.WINDOW_COUNT]))
+        return bool(line[at.ROUND])
+
+    def after_round(self) -> None:
+        """Refuse a batch that has more keys than there is room for."""
+        if self.line[at.OVERFLOW]:
+            raise DataError(
+                f"table '{self.name}': a batch has {int(self.line[at.OVERFLOW])} ids more than"
+                f" max_capacity {self.living.capacity} has room for; raise max_capacity or lower the batch size"
+            )
+
+    def _kept_slots(self) -> Array | None:
+        if not self.touched and not self.numbers[FROZEN]:
+            return None
+        own = np.empty(0, np.int64) if self.living.fallback else np.arange(self.reserved)
+        return np.concatenate([own, self.touched_rows()[1]])
+
+    # --- rows by key: what optimizers, checkpoints and exports see ---
+
+    def touched_rows(self) -> tuple[Array, Array]:
+        """Keys whose rows were written, ascending, and their rows; the fallback row is the last."""
+        keys, rows = self.live()
+        if self.living.fallback:
+            keys, rows = np.append(keys, FALLBACK), np.append(rows, 0)
+        written = self._first_bits()[rows] != 0
+        return keys[written], rows[written]
+
+    def slots_for(self, rows: Array) -> Array:
+        """The rows of keys; those that have none get one, as long as there is room, else −1."""
+        keys = np.ascontiguousarray(rows, dtype=np.int64)
+        bad = np.flatnonzero((keys < 0) | (keys > FALLBACK))
+        if len(bad):
+            raise DataError(f"table '{self.name}': id {keys[bad[0]]} is outside 0 … {FALLBACK - 1}")
+        self.make_room(len(keys))
+        slots = np.empty_like(keys)
+        launch(compiled(place_task), self.line, keys, slots, len(keys), tasks=1)
+        if self._old is not None:
+            launch(compiled(settle_task), self.line, tasks=1)
+            self._drop_old()
+        if self.living.fallback:
+            slots[keys == FALLBACK] = 0
+        return slots
+
+    def write(self, rows: Array, weights: Array) -> None:
+        """Set the rows of keys; those that find no room are left out."""
+        rows = np.asarray(rows, np.int64)
+        kept = self._kept(rows)
+        if not kept.all() and not self._told:
+            self._told = True
+            _log.warning("table '%s': ids beyond its capacity %d are left out", self.name, self.living.capacity)
+        super().write(rows[kept], np.asarray(weights)[kept])
+
+    def import_states(self, rows: Array, values: dict[str, Array]) -> None:
+        """Set the states of the rows of keys; those that find no room are left out."""
+        rows = np.asarray(rows, np.int64)
+        kept = self._kept(rows)
+        super().import_states(rows[kept], {name: np.asarray(v)[kept] for name, v in values.items()})
+
+    def _kept(self, keys: Array) -> Array:
+        """Which keys have a row or get one now."""
+        if not self.living.fallback:
+            keys = np.where(keys == FALLBACK, -1, keys)
+        kept = keys >= 0
+        kept[kept] = self.slots_for(keys[kept]) >= 0
+        return np.asarray(kept)
+
+    def initial(self, rows: Array) -> Array:
+        """What the rows of keys read as before they are first updated."""
+        return super().initial(self.slots_for(rows))
+
+    def every_row(self) -> Iterator[tuple[Array, Array]]:
+        """All keys with a row, written or not, ascending, and their values, some at a time."""
+        keys, rows = self.live()
+        for i in range(0, len(keys), 1 << 18):
+            part = rows[i : i + (1 << 18)]
+            values = self.read(part)
+            new = self._is_new(part)
+            if new.any():
+                values[new] = super().initial(part[new])
+            yield keys[i : i + (1 << 18)], values
+
+    def stand_ins(self) -> Array:
+        """What keys without a row read as in evaluation, [rows, dim]: by their hash, where there are several."""
+        rows = np.arange(int(self.line[at.UNKNOWN_ROWS]))
+        values = self.read(rows)
+        new = self._is_new(rows)
+        if new.any():
+            values[new] = super().initial(rows[new])
+        return values
+
+    # --- the rest of the state ---
+
+    def export_scores(self) -> dict[str, Array]:
+        """All that rows do not hold: keys and their marks, the window, the counters, the pass."""
+        keys, rows = self.live()
+        pending = self._pending_of(rows)
+        state = {
+            "keys": keys,
+            "marks": self.meta[rows, 1].copy(),
+            "window": self._window[: int(self.line[at.WINDOW_COUNT])].copy(),
+            "numbers": np.array([self.line[at.STEP], self.waiting, self.living.policy], np.int64),
+            "turnover": self.line[at.ADMITTED : at.TURNED_AWAY + 1].copy(),
+        }
+        if pending is not None:
+            state["pending"] = pending
+        if self._counters is not None:
+            entries = self._counters.array(np.int64, (int(self.line[at.BUCKETS]) * at.WAYS, 2))
+            held = entries[entries[:, 0] != 0]
+            state["counters"] = held[np.argsort(held[:, 0])]
+        return state
+
+    def _pending_of(self, rows: Array) -> Array | None:
+        return None if self._pending is None else self._pending.array(np.int64, (self.height,))[rows].copy()
+
+    def import_scores(self, state: dict[str, Array]) -> None:
+        """Take over the keys of a checkpoint; where they are more than there is room for, the best."""
+        try:
+            keys, marks = np.asarray(state["keys"], np.int64), np.asarray(state["marks"], np.int64)
+            step, waiting, policy = (int(value) for value in state["numbers"])
+            window = np.asarray(state["window"], np.int64).reshape(-1, 3)
+            turnover = np.asarray(state["turnover"], np.int64)
+        except (KeyError, ValueError, TypeError) as error:
+            raise CheckpointError(f"table '{self.name}': its keys cannot be read ({error})") from error
+        order = self._best_first(marks, keys, step)[: self.living.capacity]
+        dropped = len(keys) - len(order)
+        if dropped:
+            self._told = True
+            _log.warning(
+                "table '%s': the checkpoint has %d ids, there is room for %d; the %d that the policy values"
+                " least are left out",
+                *(self.name, len(keys), len(order), dropped),
+            )
+        order.sort()
+        keys, marks = keys[order], marks[order]
+        slots = self.slots_for(keys)
+        self.meta[slots, 1] = marks
+        self.line[at.STEP], self.waiting = step, waiting
+        self.line[at.ADMITTED : at.TURNED_AWAY + 1] = turnover
+        self._import_counts(state, slots, order, window)
+
+    def _import_counts(self, state: dict[str, Array], slots: Array, order: Array, window: Array) -> None:
+        if self._pending is not None and "pending" in state:
+            self._pending.array(np.int64, (self.height,))[slots] = np.asarray(state["pending"])[order]
+        if self.living.fallback and len(window):
+            self.line[at.WINDOW_COUNT] = 0
+            self.make_window(len(window))
+            self._window[: len(window)] = window
+            self.line[at.WINDOW_COUNT] = len(window)
+            launch(compiled(reindex_task), self.line, tasks=1)
+        if self._counters is not None and "counters" in state:
+            held = np.ascontiguousarray(state["counters"], np.int64).reshape(-1, 2)
+            launch(compiled(counters_task), self.line, held, len(held), tasks=1)
+
+    def _best_first(self, marks: Array, keys: Array, now: int) -> Array:
+        """The order of keys by what the policy values them, the best first; smaller keys leave first."""
+        counts, lasts = marks & 0xFFFFFFFF, marks >> 32
+        scores = lasts.astype(np.float64)
+        if self.living.policy == DISTANCE:
+            scores = counts / (now - lasts + 1.0) ** self.living.decay
+        by = (keys, scores) if self.living.policy != COUNT else (keys, lasts, counts)
+        return np.lexsort(by)[::-1]
+
+    def memory(self) -> TableMemory:
+        """Keys with a row and what they cost."""
+        base = super().memory()
+        live = int(self.line[at.LIVE])
+        size = int(self.line[at.SIZE]) + int(self.line[at.OLD_SIZE])
+        index = at.ENTRY * size + 16 * live + (8 * live if self._pending is not None else 0)
+        index += 4 * int(self.line[at.FREE_COUNT]) + self._window.nbytes + self._window_index.nbytes
+        if self._counters is not None:
+            index += self._counters.size
+        each = self.spec.dim * (4 if self.spec.data_type == "FP32" else 2)
+        width = sum(state.width for state in self.states.values())
+        return TableMemory(base.name, live, live * each, live * width * 4, index)
+
+
+def _number_of_rows(init_fn: str) -> int:
+    """How many vectors keys without a row share: one where all would be the same."""
+    return 1 if init_fn.startswith(("constant_", "zeros_", "ones_")) else DRAWN_ROWS
+
+
+__all__ = ["LivingTable", "Turnover"]
