@@ -34,11 +34,10 @@ def check_ids(context: Context) -> None:
     for feature in context.features:
         node = feature.node
         sources = id_sources(node.message)
-        built = [name for name in sources if name not in ("zch", "dynamicemb")]
-        if len(built) > 1:
-            context.problem(node.path, f"{' and '.join(built)} are both set; keep one")
+        if len(sources) > 1:
+            context.problem(node.path, f"{' and '.join(sources)} are both set; keep one")
         elif not sources and context.trait(node, "makes_ids", False):
-            known = [name for name in ID_SOURCES[:5] if name in node.message.DESCRIPTOR.fields_by_name]
+            known = [name for name in ID_SOURCES if name in node.message.DESCRIPTOR.fields_by_name]
             context.problem(node.path, f"one of {', '.join(known)} is needed")
         for field in ("num_buckets", "hash_bucket_size"):
             if field in sources:

@@ -9,6 +9,7 @@ from typing import Any
 from recgrad.check.node import Node
 from recgrad.check.rule import CHECKS, Context, Feature
 from recgrad.config.values import show
+from recgrad.embedding.living import living_of
 
 # Arguments of torch's initialisers beyond the tensor, as far as a table can use them.
 _INITIALIZERS = {
@@ -23,6 +24,8 @@ _INITIALIZERS = {
     "kaiming_uniform_": ("a", "mode", "nonlinearity"),
     "kaiming_normal_": ("a", "mode", "nonlinearity"),
 }
+LIVING = ("zch", "dynamicemb")
+"""Settings that give rows to ids as they come."""
 _NAME = re.compile(r"(?:torch\.)?(?:nn\.init\.)?([a-z_]+)\Z")
 
 
@@ -35,6 +38,30 @@ def check_initializers(context: Context) -> None:
         if "wide_init_fn" in model.node.message.DESCRIPTOR.fields_by_name:
             _check_init_fn(context, model.node, "wide_init_fn")
             context.ranged(model.node, "wide_embedding_dim", 1)
+
+
+@CHECKS.register("living tables")
+def check_living(context: Context) -> None:
+    """zch and dynamicemb have settings that work, and stand where they do."""
+    for feature in context.features:
+        node, message = feature.node, feature.node.message
+        fields = message.DESCRIPTOR.fields_by_name
+        own = {name: getattr(message, name) for name in LIVING if name in fields and message.HasField(name)}
+        if len(own) != 1:  # two are found by the rule of ids
+            continue
+        name = next(iter(own))
+        try:
+            living_of(own.get("zch"), own.get("dynamicemb"), max(message.embedding_dim, 1))
+        except ValueError as error:
+            context.problem(node.at(name), str(error))
+        if message.HasField("storage"):
+            context.problem(node.at("storage"), f"is of tables whose ids are row numbers; remove it beside {name}")
+        if name == "dynamicemb" and message.init_fn and own[name].HasField("initializer_args"):
+            context.problem(node.at("init_fn"), "and dynamicemb.initializer_args are both set; keep one")
+        if (context.ranks or 1) > 1:
+            context.problem(
+                node.at(name), "works in one process so far; train with --nproc_per_node 1, or use hash_bucket_size"
+            )
 
 
 @CHECKS.register("shared tables")
@@ -92,7 +119,16 @@ def _differences(first: Node, second: Node) -> list[tuple[str, Any, Any]]:
         (name, getattr(first.message, name) or "unset", getattr(second.message, name) or "unset")
         for name in ("data_type", "init_fn")
     ]
+    for name in ("zch", "dynamicemb"):
+        fields = [message.DESCRIPTOR.fields_by_name for message in (first.message, second.message)]
+        if all(name in own for own in fields):
+            pairs.append((name, *(_text(node.message, name) for node in (first, second))))
     return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def _text(message: Any, name: str) -> str:
+    own = getattr(message, name)
+    return " ".join(str(own).split()) or "{}" if message.HasField(name) else "unset"
 
 
 def _rows(message: Any) -> int | None:

@@ -27,8 +27,7 @@ KINDS = {
 """Which oneofs hold a kind of component, by message and oneof."""
 
 UNSUPPORTED = {
-    "*.zch": "use num_buckets, hash_bucket_size or a vocabulary",
-    "*.dynamicemb": "use num_buckets, hash_bucket_size or a vocabulary",
+    "DynamicEmbedding.init_table": "use train_config.fine_tune_checkpoint",
     "ModelConfig.kernel": "use PYTORCH",
     "TrainConfig.save_checkpoints_timestamp_interval": "use save_checkpoints_steps",
     "TrainConfig.save_checkpoints_timestamps": "use save_checkpoints_steps",
@@ -44,6 +43,10 @@ A field counts as asked for when it is set to something other than its default.
 """
 
 NO_EFFECT = {
+    "DynamicEmbedding.cache_load_factor": "tables lie in main memory",
+    "DynamicEmbedding.init_capacity_per_rank": "tables grow as they are filled",
+    "DynamicEmbedding.bucket_capacity": "eviction is exact over the whole table",
+    "DynamicEmbFrequencyAdmissionStrategy.counter_bucket_capacity": "counters lie in buckets of 16",
     "SequenceFeature.sequence_pk": "it is for serving",
     "DataConfig.is_orderby_partition": "files are read in the order of their names",
     "MINDUserTower.user_seq_combine": "user and interests are always joined side by side",

@@ -170,6 +170,49 @@ class EmbeddingTable(SparseTable):
         return joined_states(list(self.parts()))
 
 
+@dataclass(frozen=True)
+class Turnover:
+    """What has come and gone in a table whose rows belong to ids as they come, since the run began.
+
+    Attributes:
+        live: ids that have a row now.
+        capacity: ids that may have one.
+        admitted, evicted, expired: ids that got a row, lost it to others, lost it by age.
+        turned_away: ids that were seen and left without a row, once for each round.
+    """
+
+    live: int
+    capacity: int
+    admitted: int
+    evicted: int
+    expired: int
+    turned_away: int
+
+
+class LivingRows(ABC):
+    """A table whose rows belong to ids as they come; checkpoints number its rows by these."""
+
+    @abstractmethod
+    def turnover(self) -> Turnover:
+        """What has come and gone."""
+
+    @abstractmethod
+    def export_scores(self) -> dict[str, Array]:
+        """All that rows do not hold: ids and their marks, what waits to be admitted, the pass."""
+
+    @abstractmethod
+    def import_scores(self, state: Mapping[str, Array]) -> None:
+        """Take over the ids of a checkpoint, before its rows; where there is less room, the best."""
+
+    @abstractmethod
+    def every_row(self) -> Iterator[tuple[Array, Array]]:
+        """All ids with a row, written or not, ascending, and their values, some at a time."""
+
+    @abstractmethod
+    def stand_ins(self) -> Array:
+        """What ids without a row read as in evaluation, [rows, dim]: by their hash, where there are several."""
+
+
 def joined_states(parts: Sequence[TablePart]) -> tuple[Array, dict[str, Array]]:
     """The rows of all parts, and their states by name."""
     if not parts:
@@ -225,6 +268,10 @@ class EmbeddingEngine(nn.Module, TableEngine):
         if name not in self.tables:
             raise KeyError(f"no table '{name}'{nearest(name, self.tables)}")
         return self.tables[name]
+
+    def living_tables(self) -> dict[str, LivingRows]:
+        """Tables whose rows belong to ids as they come, by name."""
+        return {name: table for name, table in self.tables.items() if isinstance(table, LivingRows)}
 
     def memory(self) -> list[TableMemory]:
         """Touched rows, and bytes of weights, state and index, by table, of this process alone."""

@@ -23,8 +23,9 @@ from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
 from recgrad.embedding.mapped.packing import PRECISIONS
+from recgrad.embedding.engine import LivingRows
 from recgrad.embedding.mapped.record import LookupRecord, TableRecord
-from recgrad.embedding.mapped.writing import write_table
+from recgrad.embedding.mapped.writing import write_living, write_table
 from recgrad.errors import RecgradError, system_reason, whole_path
 from recgrad.export.golden import golden_rows
 from recgrad.export.program import halves_of, write_program
@@ -207,17 +208,20 @@ class _Writer:
     def _write_tables(self) -> tuple[TableRecord, ...]:
         engine: Any = self.model.engine
         tables = [] if engine is None else list(engine.tables.values())
-        return tuple(
-            write_table(
-                self.folder,
-                f"{TABLES}/{i:03d}",
-                table.spec,
-                len(table.touched_rows()[0]),
-                table.pieces(),
-                precision=self.precision,
-                seed=self.trained.config.train_config.seed,
-            )
-            for i, table in enumerate(tables)
+        return tuple(self._write_table(f"{TABLES}/{i:03d}", table) for i, table in enumerate(tables))
+
+    def _write_table(self, stem: str, table: Any) -> TableRecord:
+        if isinstance(table, LivingRows):
+            rows, live = (table.every_row(), table.stand_ins()), table.turnover().live
+            return write_living(self.folder, stem, table.spec, live, *rows, precision=self.precision)
+        return write_table(
+            self.folder,
+            stem,
+            table.spec,
+            len(table.touched_rows()[0]),
+            table.pieces(),
+            precision=self.precision,
+            seed=self.trained.config.train_config.seed,
         )
 
     def _manifest(self, programs: Mapping[str, ProgramRecord], tables: tuple[TableRecord, ...]) -> Manifest:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from recgrad.data.features.spec import FeatureSpec, Kind
+from recgrad.embedding.living import NUM_ROWS, LivingSpec, living_of
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import ConfigError, Problem, nearest
 
@@ -288,9 +289,10 @@ class _Planner:
         name = base + ("_wide" if wide else "") + (f"_{suffix}" if suffix else "")
         init_fn = (self.wide_init_fn or spec.init_fn) if wide else spec.init_fn
         constraints: Any = spec.embedding_constraints
+        living = self._living(group, spec, dim, init_fn)
         table = TableSpec(
             name,
-            spec.num_rows,
+            spec.num_rows if living is None else NUM_ROWS,
             dim,
             init_fn,
             spec.data_type,
@@ -299,6 +301,7 @@ class _Planner:
             () if constraints is None else tuple(constraints.sharding_types),
             () if constraints is None else tuple(constraints.compute_kernels),
             spec.hash,
+            living=living,
         )
         known = self.tables.get(name, table)
         # Ids that are not hashed here may have been elsewhere, by any hash.
@@ -316,6 +319,22 @@ class _Planner:
         lookup = spec.name if name == base else f"{spec.name}@{name}"
         self.lookups[lookup] = LookupSpec(lookup, spec.name, name, spec.pooling, spec.sequence)
         return lookup
+
+    def _living(self, group: str, spec: FeatureSpec, dim: int, init_fn: str | None) -> LivingSpec | None:
+        """How rows of the feature's table are given to ids, where its ids are not row numbers."""
+        message: Any = spec.dynamicemb
+        try:
+            living = living_of(spec.zch, message, dim)
+        except ValueError as error:
+            self._problem(group, f"feature '{spec.name}': {error}")
+            return None
+        if living is None or message is None or not init_fn:
+            return living
+        if message.HasField("initializer_args"):
+            self._problem(
+                group, f"feature '{spec.name}': init_fn and dynamicemb.initializer_args are both set; keep one"
+            )
+        return replace(living, init_fn="")
 
     def _encoders(self, group: FeatureGroup) -> tuple[EncoderSpec, ...]:
         """The group's encoders with inputs and names filled in."""

@@ -18,7 +18,7 @@ import types
 import typing
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -216,7 +216,9 @@ def _hints(cls: Any) -> dict[str, Any]:
 def _read(kind: Any, value: Any, where: str) -> Any:
     """A value of JSON as the type that a dataclass says."""
     if is_dataclass(kind):
-        if not isinstance(value, dict) or set(value) != {item.name for item in fields(kind)}:
+        names = {item.name for item in fields(kind)}
+        needed = {item.name for item in fields(kind) if item.default is MISSING}
+        if not isinstance(value, dict) or not needed <= set(value) <= names:
             raise ValueError(f"{where or 'the manifest'} does not have the fields of {kind.__name__}")  # type: ignore[union-attr]
         record: Any = kind
         hints = _hints(record)

@@ -15,6 +15,7 @@ from recgrad.optim.sparse import SparseOptimizer
 from recgrad.training.assembly import Training
 from recgrad.training.checkpoint import Snapshot, TableRows, content_of, own_pieces
 from recgrad.training.checkpoint.fit import hash_misfit, hashes_of
+from recgrad.training.checkpoint.living import living_state, load_living_state
 from recgrad.training.conditions import conditions_here, describe_changes, package_versions
 from recgrad.training.dense_state import dense_buffers, dense_state, load_dense_state
 from recgrad.training.evaluator import evaluated_weights
@@ -50,6 +51,7 @@ def capture(training: Training, state: TrainState) -> Snapshot:
         "updater": training.updater.state_dict(),
         "hashes": hashes_of(training.task.model.engine),
         "buffers": dense_buffers(training.task.model),
+        **living_state(training.task.model.engine),
         "state": {
             **state.to_tree(),
             "position": None if positions[0] is None else join_positions(positions),
@@ -107,6 +109,7 @@ def resume(snapshot: Snapshot, training: Training, *, optimizers: bool = True) -
             training.updater.start_epoch(tree["updater"]["epoch"])
         if own is not None:
             training.task.load_train_metrics_state(own["train_metrics"])
+        load_living_state(tree, model.engine)
         restore_tables(snapshot, model.engine, training.sparse_optimizer if optimizers else None)
         if own is not None:
             set_rng_state(own["rng"], training.processes.device)
@@ -151,6 +154,7 @@ def load_weights(snapshot: Snapshot, task: Task, *, use_ema: bool) -> None:
             state.update(averages if use_ema else training)
         load_dense_state(task.model, state)
         _check_tables(snapshot, task.model.engine, _EVALUATE)
+        load_living_state(tree, task.model.engine)
         restore_tables(snapshot, task.model.engine, None)
 
 

@@ -174,12 +174,17 @@ class ZeroCollisionHash(message.Message):
     ZCH_SIZE_FIELD_NUMBER: builtins.int
     EVICTION_INTERVAL_FIELD_NUMBER: builtins.int
     THRESHOLD_FILTERING_FUNC_FIELD_NUMBER: builtins.int
+    TTL_STEPS_FIELD_NUMBER: builtins.int
     zch_size: builtins.int
     """Rows of the table."""
     eviction_interval: builtins.int
     """Steps between evictions."""
     threshold_filtering_func: builtins.str
-    """A condition on how often an id was seen before it gets a row."""
+    """A condition on how often an id was seen since the last round before it gets a row, such as
+    `lambda x: (x > 10, 10)`; it is read, never run.
+    """
+    ttl_steps: builtins.int
+    """Ours: training steps after which an id that was not seen loses its row; 0 for never."""
     @builtins.property
     def lfu(self) -> LFU_EvictionPolicy: ...
     @builtins.property
@@ -195,10 +200,11 @@ class ZeroCollisionHash(message.Message):
         zch_size: builtins.int | None = ...,
         eviction_interval: builtins.int | None = ...,
         threshold_filtering_func: builtins.str | None = ...,
+        ttl_steps: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["distance_lfu", b"distance_lfu", "eviction_interval", b"eviction_interval", "eviction_policy", b"eviction_policy", "lfu", b"lfu", "lru", b"lru", "threshold_filtering_func", b"threshold_filtering_func", "zch_size", b"zch_size"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["distance_lfu", b"distance_lfu", "eviction_interval", b"eviction_interval", "eviction_policy", b"eviction_policy", "lfu", b"lfu", "lru", b"lru", "threshold_filtering_func", b"threshold_filtering_func", "ttl_steps", b"ttl_steps", "zch_size", b"zch_size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["distance_lfu", b"distance_lfu", "eviction_interval", b"eviction_interval", "eviction_policy", b"eviction_policy", "lfu", b"lfu", "lru", b"lru", "threshold_filtering_func", b"threshold_filtering_func", "zch_size", b"zch_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["distance_lfu", b"distance_lfu", "eviction_interval", b"eviction_interval", "eviction_policy", b"eviction_policy", "lfu", b"lfu", "lru", b"lru", "threshold_filtering_func", b"threshold_filtering_func", "ttl_steps", b"ttl_steps", "zch_size", b"zch_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_eviction_policy: _TypeAlias = typing.Literal["lfu", "lru", "distance_lfu"]  # noqa: Y015
     _WhichOneofArgType_eviction_policy: _TypeAlias = typing.Literal["eviction_policy", b"eviction_policy"]  # noqa: Y015
@@ -324,12 +330,15 @@ class DynamicEmbedding(message.Message):
     INIT_CAPACITY_PER_RANK_FIELD_NUMBER: builtins.int
     INIT_TABLE_FIELD_NUMBER: builtins.int
     BUCKET_CAPACITY_FIELD_NUMBER: builtins.int
+    TTL_STEPS_FIELD_NUMBER: builtins.int
     score_strategy: builtins.str
     max_capacity: builtins.int
     cache_load_factor: builtins.float
     init_capacity_per_rank: builtins.int
     init_table: builtins.str
     bucket_capacity: builtins.int
+    ttl_steps: builtins.int
+    """Ours: training steps after which an id that was not seen loses its row; 0 for never."""
     @builtins.property
     def frequency_admission_strategy(self) -> DynamicEmbFrequencyAdmissionStrategy: ...
     @builtins.property
@@ -348,10 +357,11 @@ class DynamicEmbedding(message.Message):
         init_capacity_per_rank: builtins.int | None = ...,
         init_table: builtins.str | None = ...,
         bucket_capacity: builtins.int | None = ...,
+        ttl_steps: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["admission_strategy", b"admission_strategy", "bucket_capacity", b"bucket_capacity", "cache_load_factor", b"cache_load_factor", "eval_initializer_args", b"eval_initializer_args", "frequency_admission_strategy", b"frequency_admission_strategy", "init_capacity_per_rank", b"init_capacity_per_rank", "init_table", b"init_table", "initializer_args", b"initializer_args", "max_capacity", b"max_capacity", "score_strategy", b"score_strategy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["admission_strategy", b"admission_strategy", "bucket_capacity", b"bucket_capacity", "cache_load_factor", b"cache_load_factor", "eval_initializer_args", b"eval_initializer_args", "frequency_admission_strategy", b"frequency_admission_strategy", "init_capacity_per_rank", b"init_capacity_per_rank", "init_table", b"init_table", "initializer_args", b"initializer_args", "max_capacity", b"max_capacity", "score_strategy", b"score_strategy", "ttl_steps", b"ttl_steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["admission_strategy", b"admission_strategy", "bucket_capacity", b"bucket_capacity", "cache_load_factor", b"cache_load_factor", "eval_initializer_args", b"eval_initializer_args", "frequency_admission_strategy", b"frequency_admission_strategy", "init_capacity_per_rank", b"init_capacity_per_rank", "init_table", b"init_table", "initializer_args", b"initializer_args", "max_capacity", b"max_capacity", "score_strategy", b"score_strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["admission_strategy", b"admission_strategy", "bucket_capacity", b"bucket_capacity", "cache_load_factor", b"cache_load_factor", "eval_initializer_args", b"eval_initializer_args", "frequency_admission_strategy", b"frequency_admission_strategy", "init_capacity_per_rank", b"init_capacity_per_rank", "init_table", b"init_table", "initializer_args", b"initializer_args", "max_capacity", b"max_capacity", "score_strategy", b"score_strategy", "ttl_steps", b"ttl_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_admission_strategy: _TypeAlias = typing.Literal["frequency_admission_strategy"]  # noqa: Y015
     _WhichOneofArgType_admission_strategy: _TypeAlias = typing.Literal["admission_strategy", b"admission_strategy"]  # noqa: Y015

@@ -299,6 +299,8 @@ class Feature:
             embedding_constraints=(
                 config.embedding_constraints if config.HasField("embedding_constraints") else None
             ),
+            zch=_message(config, "zch"),
+            dynamicemb=_message(config, "dynamicemb"),
         )
 
 
@@ -317,15 +319,20 @@ def _with_positions(bags: Bags, offsets: Ints) -> tuple[Bags, Ints]:
     )
 
 
+def _message(config: Any, name: str) -> Any:
+    """A message that a feature sets; None for one that it does not, or its kind does not have."""
+    has = name in config.DESCRIPTOR.fields_by_name and config.HasField(name)
+    return getattr(config, name) if has else None
+
+
 def _check_common(config: Any, setting: Setting) -> None:
     """Refuse what cannot hold for any kind."""
     if not config.feature_name:
         raise ValueError("feature_name must not be empty")
     if config.pooling.lower() not in ("sum", "mean"):
         raise ValueError(f"pooling must be sum or mean, got {config.pooling!r}")
-    for name in ("zch", "dynamicemb"):
-        if name in config.DESCRIPTOR.fields_by_name and config.HasField(name):
-            raise ValueError(f"{name} is not available; use hash_bucket_size with a large table instead")
+    if config.HasField("storage") and (_message(config, "zch") or _message(config, "dynamicemb")):
+        raise ValueError("storage is of tables whose ids are row numbers; remove it beside zch or dynamicemb")
     if config.stub_type and setting.mode == "FG_NORMAL":
         raise ValueError("stub_type needs fg_mode FG_DAG: only there features read each other")
     if setting.sequence is None or setting.sequence.name is not None:

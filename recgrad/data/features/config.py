@@ -26,7 +26,9 @@ from recgrad.data.features.outputs import FloatOutput, IdOutput
 from recgrad.data.hashes import DEFAULT_HASH
 from recgrad.data.hashing import Ints
 
-BUCKETS = ("hash_bucket_size", "num_buckets", "vocab_list", "vocab_dict", "vocab_file", "boundaries")
+BUCKETS = ("hash_bucket_size", "num_buckets", "vocab_list", "vocab_dict", "vocab_file", "boundaries", "zch", "dynamicemb")
+LIVING_IDS = 2**63 - 2
+"""Ids of tables whose rows belong to ids as they come are below this."""
 _INTEGERS = ("int", "int32", "int64", "bigint")
 
 
@@ -170,14 +172,16 @@ _BUCKETIZERS: dict[str, Callable[[Mapping[str, Any]], Bucketizer]] = {
     "vocab_list": lambda values: vocabulary_of_list(values["vocab_list"], *_of_other_words(values)),
     "vocab_dict": lambda values: vocabulary_of_dict(values["vocab_dict"], *_of_other_words(values)),
     "vocab_file": _vocabulary_of_file,
+    "zch": lambda values: HashBuckets(LIVING_IDS, values["hash"]),
+    "dynamicemb": lambda values: HashBuckets(LIVING_IDS, values["hash"]),
 }
 """What makes ids of values, by the setting that asks for it."""
 
 
 def _check_hash(name: str | None, setting: Setting) -> None:
     """Refuse a `hash` that nothing would use."""
-    if name != "hash_bucket_size":
-        raise ValueError("hash needs hash_bucket_size, whose ids it makes; remove it")
+    if name not in ("hash_bucket_size", "zch", "dynamicemb"):
+        raise ValueError("hash needs hash_bucket_size, zch or dynamicemb, whose ids it makes; remove it")
     if setting.mode == "FG_NONE":
         raise ValueError("hash has no effect in fg_mode FG_NONE, which reads ids as they are; remove it")
 

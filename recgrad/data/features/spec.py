@@ -39,6 +39,8 @@ class FeatureSpec:
         use_mask: its values are hidden in rows that sample_mask_prob picks.
         dense_embedding: the AutoDisEmbedding or MLPEmbedding message of a dense feature, or None.
         embedding_constraints: the ParameterConstraints message (sharding) of its table, or None.
+        zch: the ZeroCollisionHash message of a table whose rows belong to ids as they come, or None.
+        dynamicemb: the DynamicEmbedding message of such a table, or None.
     """
 
     name: str
@@ -59,3 +61,5 @@ class FeatureSpec:
     use_mask: bool = False
     dense_embedding: Message | None = None
     embedding_constraints: Message | None = None
+    zch: Message | None = None
+    dynamicemb: Message | None = None

@@ -22,6 +22,9 @@ class TableRecord:
         init_kind: distribution of rows that were never trained.
         init_parameters: of the distribution.
         key: of the random numbers of this table.
+        entries: where rows belong to ids as they come, entries of 16 bytes of the index from id to row, see
+            `recgrad.embedding.local.living.index`; 0 where ids are row numbers.
+        stand_ins: rows at the beginning of such a file that ids without a row read.
     """
 
     name: str
@@ -35,6 +38,8 @@ class TableRecord:
     init_kind: int
     init_parameters: tuple[float, ...]
     key: int
+    entries: int = 0
+    stand_ins: int = 0
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Only the pages of rows that are looked up are read, and processes that map the s
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ from recgrad.embedding.local.layout import (
     VECTORS,
     WEIGHTS,
 )
+from recgrad.embedding.local.living.find import IDS_PER_TASK, find_tasks
+from recgrad.embedding.local.living.layout import ENTRIES, LINE_COLUMNS, SIZE, UNKNOWN_ROWS
+from recgrad.embedding.local.living.layout import ENTRY as LIVING_ENTRY
 from recgrad.embedding.mapped.lookup import (
     BAGS_PER_TASK,
     DIM,
@@ -113,6 +117,7 @@ class MappedTables:
 
     def __init__(self, folder: Path, tables: Sequence[TableRecord], lookups: Sequence[LookupRecord]) -> None:
         self._maps: list[Array] = []
+        self._living: dict[str, Array] = {}
         self.records = {record.name: record for record in tables}
         self.lookups = {record.name: record for record in lookups}
         self._line = {record.name: i for i, record in enumerate(tables)}
@@ -130,7 +135,13 @@ class MappedTables:
         line[[KIND, STRIDE, ROWS, COUNT]] = packing.kind, stride, record.num_rows, record.stored_rows
         line[[INIT, KEY]] = record.init_kind, record.key
         line[WEIGHTS] = self._map(folder / record.rows_file, record.stored_rows * stride)
-        if record.index_file:
+        if record.entries:
+            size = LIVING_ENTRY * record.entries
+            own = np.zeros(LINE_COLUMNS, np.int64)
+            own[[ENTRIES, SIZE]] = self._map(folder / record.index_file, size), record.entries
+            own[UNKNOWN_ROWS] = record.stand_ins
+            self._living[record.name] = own
+        elif record.index_file:
             line[INDEX] = self._map(folder / record.index_file, ENTRY_BYTES << record.index_bits)
             line[BITS] = record.index_bits
         self._parameters[i, : len(record.init_parameters)] = record.init_parameters
@@ -205,6 +216,7 @@ class MappedTables:
         tasks = _tasks(lines[:, BAGS])
         if not len(tasks):
             return
+        lines, _kept = self._with_rows(lookups, lines, threads) if self._living else (lines, None)
         errors = np.zeros((len(tasks), ERROR_COLUMNS), np.int64)
         launch(
             self._kernel,
@@ -215,6 +227,41 @@ class MappedTables:
             at, position, value = errors[np.flatnonzero(errors[:, 1])[0]].tolist()
             record = self.lookups[lookups[at]]
             raise BadIdError(record, self.records[record.table], value, position - 1)
+
+
+    def _with_rows(self, lookups: Sequence[str], lines: Array, threads: int) -> tuple[Array, list[Array]]:
+        """Lines that point to row numbers, where rows belong to ids, and what these lie in."""
+        lines, kept = lines.copy(), []
+        for line, name in zip(lines, lookups, strict=True):
+            own = self._living.get(self.lookups[name].table)
+            if own is None or not line[BAGS]:
+                continue
+            first, count = 0, int(line[BAGS]) if line[ID_STEP] else 1
+            if line[OFFSETS]:
+                ends = _int64_at(int(line[OFFSETS]), int(line[BAGS]) + 1)
+                first, count = int(ends[0]), int(ends[-1] - ends[0])
+            ids = _int64_at(int(line[IDS]) + 8 * first, count)
+            rows = _rows_of(own, ids, threads)
+            rows[ids == line[NO_ID]] = line[NO_ID]
+            line[IDS] = address_of(rows) - 8 * first
+            kept.append(rows)
+        return lines, kept
+
+
+def _int64_at(address: int, count: int) -> Array:
+    return np.frombuffer((ctypes.c_int64 * count).from_address(address), np.int64)
+
+
+def _rows_of(line: Array, ids: Array, threads: int) -> Array:
+    """The rows of ids, stand-ins for those that have none."""
+    rows = np.empty(len(ids), np.int64)
+    if not len(ids):
+        return rows
+    job = np.array([address_of(line), address_of(ids), address_of(rows), len(rows)], np.int64)
+    begin = np.arange(0, len(rows), IDS_PER_TASK)
+    tasks = np.stack([0 * begin, begin, np.minimum(begin + IDS_PER_TASK, len(rows))], axis=1)
+    launch(compiled(find_tasks), job, 1, tasks, len(tasks), 0, 0, tasks=min(threads, len(tasks)))
+    return rows
 
 
 def _tasks(bags: Array) -> Array:
@@ -237,7 +284,9 @@ def check_record(record: TableRecord) -> None:
     whole = 0 < record.num_rows <= MAX_ROWS and 0 < record.dim < 1 << 20
     known = record.packing in PACKINGS and 0 <= record.init_kind <= CONSTANT
     fits = len(record.init_parameters) <= 4 and -(1 << 63) <= record.key < 1 << 63
-    if record.index_file:
+    if record.entries:
+        stored = 0 < record.stand_ins <= record.stored_rows == record.num_rows < record.entries + 64
+    elif record.index_file:
         stored = 0 <= record.stored_rows < 1 << record.index_bits and record.index_bits < 40
     else:
         stored = record.stored_rows == record.num_rows

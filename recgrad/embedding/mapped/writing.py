@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recgrad.embedding.local.index import ENTRY_BYTES, MAX_LOAD, put
+from recgrad.embedding.local.living.index import put as put_key
 from recgrad.embedding.local.initializer import parse_init_fn, table_key
 from recgrad.embedding.mapped.packing import PACKINGS, Bytes, packing_for
 from recgrad.embedding.mapped.record import TableRecord
@@ -74,6 +75,55 @@ def write_table(
     )
 
 
+def write_living(
+    folder: Path,
+    stem: str,
+    spec: TableSpec,
+    live: int,
+    pieces: Pieces,
+    stand_ins: npt.NDArray[np.float32],
+    *,
+    precision: str,
+) -> TableRecord:
+    """Write the rows of a table whose rows belong to ids, `stem.rows`, and `stem.index` from id to row.
+
+    Args:
+        folder, stem, spec, precision: as for `write_table`.
+        live: how many ids the pieces have.
+        pieces: ids and the values of their rows, some at a time.
+        stand_ins: rows that ids without one read, by their hash.
+    """
+    name = packing_for(precision, spec.data_type)
+    packing = PACKINGS[name]
+    entries = max(int(live / MAX_LOAD) + 8, 16)
+    index = np.zeros((entries, 2), np.int64)
+    stored = len(stand_ins)
+    with open(folder / f"{stem}.rows", "xb") as file:
+        file.write(packing.pack(stand_ins).data)
+        for keys, weights in pieces:
+            file.write(packing.pack(weights).data)
+            _put_keys(index, np.ascontiguousarray(keys), stored)
+            stored += len(keys)
+    assert stored == live + len(stand_ins)
+    with open(folder / f"{stem}.index", "xb") as file:
+        file.write(index.data)
+    return TableRecord(
+        name=spec.name,
+        num_rows=stored,
+        dim=spec.dim,
+        packing=name,
+        stored_rows=stored,
+        rows_file=f"{stem}.rows",
+        index_file=f"{stem}.index",
+        index_bits=0,
+        init_kind=0,
+        init_parameters=(),
+        key=0,
+        entries=entries,
+        stand_ins=len(stand_ins),
+    )
+
+
 def index_bits(rows: int) -> int:
     """The least b with `rows` at most MAX_LOAD · 2^b, so that a search ends at an empty entry."""
     bits = _MIN_BITS
@@ -92,6 +142,13 @@ def _spread_out(rows: npt.NDArray[np.int64], packed: Bytes, after: int) -> Itera
             block[own[inside] - start] = packed[i : i + _BLOCK_ROWS][inside]
             yield block
         after = stop
+
+
+@cached_njit(nogil=True)
+def _put_keys(index, keys, first_row):  # type: ignore[no-untyped-def]
+    where, size = address(index), len(index)
+    for i in range(len(keys)):
+        put_key(where, size, keys[i], first_row + i)
 
 
 @cached_njit(nogil=True)

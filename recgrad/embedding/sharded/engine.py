@@ -35,6 +35,7 @@ from recgrad.embedding.sharded.plan import (
 from recgrad.embedding.sharded.replicas import average_gradients
 from recgrad.embedding.sharded.table import Kernel, ShardedTable, place_of, table_name
 from recgrad.embedding.spec import LookupSpec, TableSpec
+from recgrad.errors import RecgradError
 from recgrad.optim.sparse.tables import Update
 
 
@@ -76,6 +77,12 @@ class ShardedEngine(EmbeddingEngine):
         self.device = device = device or torch.device("cpu")
         choices = choices or {spec.name: KernelChoice(OWN, spec.sharding_types, None) for spec in tables}
         check_specs(tables, lookups, keys, sequence_keys)
+        living = [spec.name for spec in tables if spec.living is not None]
+        if living:
+            raise RecgradError(
+                f"table '{living[0]}': zch and dynamicemb work in one process so far; train without torchrun and"
+                " --nproc_per_node, or use hash_bucket_size"
+            )
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.keys, self.sequence_keys = tuple(keys), tuple(sequence_keys)
         self.features: FeatureMap = map_features(

@@ -22,6 +22,7 @@ from recgrad.optim.part import OptimizerPart, averages_weights
 from recgrad.optim.sparse import SparseOptimizer
 from recgrad.optim.updater import Updater
 from recgrad.training.checkpoint.fit import content_of, hash_misfit, load_param_map
+from recgrad.training.checkpoint.living import load_living_state
 from recgrad.training.checkpoint.report import Afresh, RestoredTable, RestoreReport
 from recgrad.training.checkpoint.snapshot import Snapshot, TableRows
 from recgrad.training.dense_state import dense_state
@@ -160,6 +161,7 @@ class _Restore:
     def _restore_tables(self) -> dict[str, _Taken]:
         """Import the rows that fit, some at a time; what was taken, by table here."""
         found: dict[str, _Taken] = {}
+        load_living_state(self.snapshot.tree, self.engine, self.moved)
         for name, spec in self.tables_here.items():
             assert self.engine is not None
             source = self.moved.get(name, name)

@@ -199,6 +199,10 @@ def _parts(record: LogRecord) -> list[str]:
         parts.append(f"CPU {record.cpu_share:.0%}")
     if record.skipped:
         parts.append(f"{record.skipped} skipped")
+    if record.turnover:
+        tables = record.turnover.values()
+        gone = sum(own.evicted + own.expired for own in tables)
+        parts.append(f"ids {sum(own.live for own in tables):,} (+{sum(own.admitted for own in tables):,} −{gone:,})")
     return parts
 
 

@@ -45,8 +45,8 @@ def model_size(model: Model) -> dict[str, int]:
     return {
         "dense_weights": sum(parameter.numel() for _, parameter in model.dense_named_parameters()),
         "tables": len(specs),
-        "table_rows": sum(spec.num_rows for spec in specs),
-        "table_values": sum(spec.num_rows * spec.dim for spec in specs),
+        "table_rows": sum(spec.capacity for spec in specs),
+        "table_values": sum(spec.capacity * spec.dim for spec in specs),
     }
 
 

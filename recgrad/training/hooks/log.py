@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from recgrad.embedding.engine import Turnover
 from recgrad.errors import RecgradError
 from recgrad.training.hook import Hook, StepReport
 from recgrad.training.hooks.facts import Usage, UsageMeter
@@ -33,6 +34,7 @@ class LogRecord:
         table_bytes: what this process' tables take: rows, their optimizer's state, indices.
         cpu_share: processor time of this process since the last record over that of the cores it may
             use, evaluation and saving counted.
+        turnover: by table whose rows belong to ids as they come, what has come and gone since the run began.
     """
 
     step: int
@@ -48,6 +50,7 @@ class LogRecord:
     resident_bytes: int | None = None
     table_bytes: int = 0
     cpu_share: float | None = None
+    turnover: Mapping[str, Turnover] = field(default_factory=dict)
 
 
 class Sink(Protocol):
@@ -145,6 +148,7 @@ def summarise(reports: Sequence[StepReport], trainer: Trainer, usage: Usage) -> 
     secs = sum(report.step_secs for report in reports)
     names = dict.fromkeys(name for report in reports for name in report.losses)
     losses = {name: sum(report.losses.get(name, 0.0) for report in reports) / len(reports) for name in names}
+    engine = trainer.task.model.engine
     return LogRecord(
         step=last.step,
         epoch=trainer.state.epoch,
@@ -159,4 +163,5 @@ def summarise(reports: Sequence[StepReport], trainer: Trainer, usage: Usage) -> 
         resident_bytes=usage.resident_bytes,
         table_bytes=trainer.task.model.memory()["tables"],
         cpu_share=usage.cpu_share,
+        turnover={} if engine is None else {n: t.turnover() for n, t in engine.living_tables().items()},
     )

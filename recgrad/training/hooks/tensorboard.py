@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,8 @@ class TensorBoard:
         if record.resident_bytes is not None:
             writer.add_scalar("memory_gb/resident", record.resident_bytes / 1e9, record.step)
         writer.add_scalar("memory_gb/tables", record.table_bytes / 1e9, record.step)
+        for table, turnover in record.turnover.items():
+            self._scalars(f"ids/{table}", asdict(turnover), record.step)
         if record.cpu_share is not None:
             writer.add_scalar("cpu_share", record.cpu_share, record.step)
         if "global_gradient_norm" in self.summaries and record.grad_norm is not None:

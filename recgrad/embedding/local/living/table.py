@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from recgrad.embedding.engine import TableMemory
+from recgrad.embedding.engine import LivingRows, TableMemory, Turnover
 from recgrad.embedding.living import COUNT, DISTANCE, FALLBACK, LivingSpec
 from recgrad.embedding.local.initializer import parse_init_fn, table_key
 from recgrad.embedding.local.inputs import address_of
@@ -39,26 +39,7 @@ _SMALL_PAGES = 4 << 20
 _FILTERS = {"": 0, "above": 1, "mean": 2, "chance": 3}
 
 
-@dataclass(frozen=True)
-class Turnover:
-    """What has come and gone since the run began.
-
-    Attributes:
-        live: keys that have a row now.
-        capacity: keys that may have one.
-        admitted, evicted, expired: keys that got a row, lost it to others, lost it by age.
-        turned_away: keys that were seen and left without a row, once for each round.
-    """
-
-    live: int
-    capacity: int
-    admitted: int
-    evicted: int
-    expired: int
-    turned_away: int
-
-
-class LivingTable(Table):
+class LivingTable(Table, LivingRows):
     """A table of `capacity` rows that keys get and lose, and rows in front for keys that have none.
 
     To optimizers, checkpoints and exports its rows are numbered by their keys.
@@ -335,7 +316,7 @@ class LivingTable(Table):
     def _pending_of(self, rows: Array) -> Array | None:
         return None if self._pending is None else self._pending.array(np.int64, (self.height,))[rows].copy()
 
-    def import_scores(self, state: dict[str, Array]) -> None:
+    def import_scores(self, state: Mapping[str, Array]) -> None:
         """Take over the keys of a checkpoint; where they are more than there is room for, the best."""
         try:
             keys, marks = np.asarray(state["keys"], np.int64), np.asarray(state["marks"], np.int64)
@@ -361,7 +342,7 @@ class LivingTable(Table):
         self.line[at.ADMITTED : at.TURNED_AWAY + 1] = turnover
         self._import_counts(state, slots, order, window)
 
-    def _import_counts(self, state: dict[str, Array], slots: Array, order: Array, window: Array) -> None:
+    def _import_counts(self, state: Mapping[str, Array], slots: Array, order: Array, window: Array) -> None:
         if self._pending is not None and "pending" in state:
             self._pending.array(np.int64, (self.height,))[slots] = np.asarray(state["pending"])[order]
         if self.living.fallback and len(window):
@@ -401,5 +382,3 @@ def _number_of_rows(init_fn: str) -> int:
     """How many vectors keys without a row share: one where all would be the same."""
     return 1 if init_fn.startswith(("constant_", "zeros_", "ones_")) else DRAWN_ROWS
 
-
-__all__ = ["LivingTable", "Turnover"]

@@ -1,0 +1,35 @@
+"""Ids of tables whose rows belong to ids as they come, and their marks, as a checkpoint keeps them.
+
+The rows themselves are saved as those of every table, numbered by their ids. What decides who stays (counts, last
+passes, the window of a round, counters of ids that are not admitted yet) is a branch of the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recgrad.embedding.engine import EmbeddingEngine
+
+LIVING = "living"
+"""The branch of the tree."""
+
+
+def living_state(engine: EmbeddingEngine | None) -> dict[str, Any]:
+    """The branch, with all that rows do not hold by table; nothing where there are no such tables."""
+    tables = {} if engine is None else engine.living_tables()
+    return {LIVING: {name: table.export_scores() for name, table in tables.items()}} if tables else {}
+
+
+def load_living_state(
+    tree: Mapping[str, Any], engine: EmbeddingEngine | None, moved: Mapping[str, str] | None = None
+) -> None:
+    """Take over the ids of a checkpoint, before its rows; `moved` has names in the checkpoint by names here.
+
+    A table that had no ids of its own then, as one with num_buckets, has none here: its rows bring them.
+    """
+    saved: Any = tree.get(LIVING) or {}
+    for name, table in ({} if engine is None else engine.living_tables()).items():
+        own = saved.get((moved or {}).get(name, name))
+        if own is not None:
+            table.import_scores(own)
