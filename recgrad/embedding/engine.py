@@ -210,7 +210,7 @@ class LivingRows(ABC):
 
     @abstractmethod
     def stand_ins(self) -> Array:
-        """What ids without a row read as in evaluation, [rows, dim]: by their hash, where there are several."""
+        """What ids without a row read as in evaluation, [rows, dim]; several are chosen from by hash."""
 
 
 def joined_states(parts: Sequence[TablePart]) -> tuple[Array, dict[str, Array]]:

@@ -146,9 +146,7 @@ def parse_filter(text: str) -> Filter:
     if found is None or not math.isfinite(found.value):
         raise problem
     if found.kind == "chance" and not 0 < found.value <= 1:
-        raise ValueError(
-            f"threshold_filtering_func: per_id_probability must be in (0, 1], got {found.value}"
-        )
+        raise ValueError(f"threshold_filtering_func: per_id_probability must be in (0, 1], got {found.value}")
     return found
 
 
@@ -225,7 +223,9 @@ def _of_dynamicemb(config: Any, dim: int) -> LivingSpec:
     capacity = _whole("max_capacity", config.max_capacity, 1, MOST_ROWS)
     strategy = config.score_strategy.upper()
     if strategy == "CUSTOMIZED":
-        raise ValueError("score_strategy CUSTOMIZED is set by a program; use STEP, TIMESTAMP, LFU, NO_EVICTION")
+        raise ValueError(
+            "score_strategy CUSTOMIZED is set by a program; use STEP, TIMESTAMP, LFU, NO_EVICTION"
+        )
     if strategy not in _STRATEGIES:
         raise ValueError(f"no score_strategy '{config.score_strategy}'{nearest(strategy, _STRATEGIES)}")
     if config.init_table:

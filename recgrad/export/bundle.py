@@ -22,8 +22,8 @@ from recgrad.data.batch import Batch
 from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
-from recgrad.embedding.mapped.packing import PRECISIONS
 from recgrad.embedding.engine import LivingRows
+from recgrad.embedding.mapped.packing import PRECISIONS
 from recgrad.embedding.mapped.record import LookupRecord, TableRecord
 from recgrad.embedding.mapped.writing import write_living, write_table
 from recgrad.errors import RecgradError, system_reason, whole_path

@@ -332,7 +332,8 @@ class _Planner:
             return living
         if message.HasField("initializer_args"):
             self._problem(
-                group, f"feature '{spec.name}': init_fn and dynamicemb.initializer_args are both set; keep one"
+                group,
+                f"feature '{spec.name}': init_fn and dynamicemb.initializer_args are both set; keep one",
             )
         return replace(living, init_fn="")
 

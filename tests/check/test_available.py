@@ -20,7 +20,6 @@ TRAIN = "train_config"
 DENSE = "train_config.dense_optimizer"
 MODEL = "model_config"
 GROUPS = "model_config.feature_groups"
-CAT = "feature_configs[13].id_feature"
 
 
 def test_what_is_not_available_is_named_and_not_looked_into(problems: Problems) -> None:
@@ -76,7 +75,6 @@ def test_every_name_of_the_schema_can_be_available(config: PipelineConfig) -> No
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
-        (f"{CAT}.zch", {"zch_size": 5}, "'zch' is not supported yet; use num_buckets, hash_bucket_size or a vocabulary"),
         (f"{MODEL}.kernel", "TRITON", "'kernel' is not supported yet; use PYTORCH"),
         (f"{MODEL}.kernel", "PYTORCH", None),
         (f"{TRAIN}.save_checkpoints_timestamps", [5], "'save_checkpoints_timestamps' is not supported yet; use save_checkpoints_steps"),

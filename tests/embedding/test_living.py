@@ -32,7 +32,10 @@ class Row:
 
 @dataclass
 class Reference:
-    """A living table as plain dictionaries: slow, and obviously what the documentation says; every occurrence of a key has the gradient 1 in every element."""
+    """A living table as plain dictionaries: slow, and obviously what the documentation says.
+
+    Every occurrence of a key has the gradient 1 in every element.
+    """
 
     spec: LivingSpec
     rows: dict[int, Row] = field(default_factory=dict)
@@ -156,7 +159,13 @@ def build(living: LivingSpec, init_fn: str = "constant_,val=1.0") -> tuple[Local
 
 
 def ids_of(batch: list[int]) -> Ids:
-    return Ids(torch.tensor(batch, dtype=torch.int64), torch.ones(len(batch), dtype=torch.int32), [len(batch)], None, True)
+    return Ids(
+        torch.tensor(batch, dtype=torch.int64),
+        torch.ones(len(batch), dtype=torch.int32),
+        [len(batch)],
+        None,
+        True,
+    )
 
 
 def train(engine: LocalEngine, optimizer: SparseOptimizer, batch: list[int]) -> torch.Tensor:
@@ -227,13 +236,17 @@ def test_rounds_are_those_of_a_dictionary(kind: str, data: st.DataObject) -> Non
             if key is None and not living.fallback:
                 assert vector.eq(0).all()  # what is not admitted reads as the constant 0
             elif key not in held and key is not None:
-                assert vector.eq(1).all()  # a key that is new begins at its initial value, whoever had the row
+                assert vector.eq(
+                    1
+                ).all()  # a key that is new begins at its initial value, whoever had the row
             else:
                 torch.testing.assert_close(vector, expected_before.get(key, torch.ones(DIM)), rtol=0, atol=0)
         check_same(engine, reference)
         assert table_of(engine).turnover().evicted == reference.evicted
         known, values = engine.export_table("t")
-        weights = {(None if k == NUM_ROWS - 1 else k): torch.from_numpy(v) for k, v in zip(known.tolist(), values)}
+        weights = {
+            (None if k == NUM_ROWS - 1 else k): torch.from_numpy(v) for k, v in zip(known.tolist(), values)
+        }
 
 
 def test_many_keys_and_growth_never_give_a_wrong_row() -> None:
@@ -247,7 +260,7 @@ def test_many_keys_and_growth_never_give_a_wrong_row() -> None:
         reference.train(batch)
     check_same(engine, reference)
     assert reference.evicted > 1000
-    known, values = engine.export_table("t")
+    _, values = engine.export_table("t")
     # Adagrad from 0 with gradient n: w −= lr · n / √Σn², so each key's own history shows in its weight.
     assert len(np.unique(values[:, 0])) > 100
 
@@ -290,7 +303,7 @@ def test_rows_with_waiting_gradients_stay() -> None:
 
 
 def test_gradients_of_rows_that_changed_hands_are_refused() -> None:
-    engine, optimizer = build(LivingSpec(2, LAST))
+    engine, _ = build(LivingSpec(2, LAST))
     stale = engine(ids_of([1, 2])).pooled(["f"])
     engine(ids_of([3, 4])).pooled(["f"])
     with pytest.raises(RuntimeError, match="changed hands"):
@@ -303,7 +316,8 @@ def test_unknown_ids_share_vectors_of_the_distribution() -> None:
     engine.eval()
     keys = [key_of(n) for n in range(1000)]
     out = engine(ids_of(keys)).pooled(["f"])
-    assert out.min() >= 2 and out.max() <= 3
+    assert out.min() >= 2
+    assert out.max() <= 3
     assert 50 <= len(torch.unique(out, dim=0)) <= 64
     torch.testing.assert_close(out, engine(ids_of(keys)).pooled(["f"]), rtol=0, atol=0)
 
@@ -320,8 +334,13 @@ def test_counters_are_bounded_and_keep_the_frequent() -> None:
 @pytest.mark.parametrize("fallback", [False, True])
 def test_state_goes_on_exactly(fallback: bool) -> None:
     living = LivingSpec(
-        6, COUNT, interval=3, filter=Filter("above", 1.0) if fallback else Filter(), fallback=fallback,
-        threshold=0 if fallback else 2, counters=64,
+        6,
+        COUNT,
+        interval=3,
+        filter=Filter("above", 1.0) if fallback else Filter(),
+        fallback=fallback,
+        threshold=0 if fallback else 2,
+        counters=64,
     )
     random = np.random.default_rng(3)
     batches = [[key_of(int(n)) for n in random.integers(0, 15, 6)] for _ in range(40)]
@@ -354,3 +373,24 @@ def test_a_smaller_capacity_keeps_the_best() -> None:
     keys, values = small.export_table("t")
     assert keys.tolist() == [6, 7, 8]
     np.testing.assert_array_equal(values, engine.export_table("t")[1][-3:])
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_threads_change_nothing(fallback: bool) -> None:
+    living = LivingSpec(3000, COUNT, filter=Filter("above", 1.0) if fallback else Filter(), fallback=fallback)
+    random = np.random.default_rng(5)
+    batches = [[key_of(int(n)) for n in random.zipf(1.2, 20_000) % 9000] for _ in range(4)]
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            engine, optimizer = build(living if fallback else replace(living, capacity=6000))
+            for batch in batches:
+                train(engine, optimizer, batch)
+            scores = {key: value.tobytes() for key, value in table_of(engine).export_scores().items()}
+            rows, weights = engine.export_table("t")
+            found.append((scores, rows.tobytes(), weights.tobytes()))
+    finally:
+        torch.set_num_threads(threads)
+    assert found[0] == found[1]

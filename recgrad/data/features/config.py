@@ -26,7 +26,16 @@ from recgrad.data.features.outputs import FloatOutput, IdOutput
 from recgrad.data.hashes import DEFAULT_HASH
 from recgrad.data.hashing import Ints
 
-BUCKETS = ("hash_bucket_size", "num_buckets", "vocab_list", "vocab_dict", "vocab_file", "boundaries", "zch", "dynamicemb")
+BUCKETS = (
+    "hash_bucket_size",
+    "num_buckets",
+    "vocab_list",
+    "vocab_dict",
+    "vocab_file",
+    "boundaries",
+    "zch",
+    "dynamicemb",
+)
 LIVING_IDS = 2**63 - 2
 """Ids of tables whose rows belong to ids as they come are below this."""
 _INTEGERS = ("int", "int32", "int64", "bigint")

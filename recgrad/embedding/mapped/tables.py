@@ -228,7 +228,6 @@ class MappedTables:
             record = self.lookups[lookups[at]]
             raise BadIdError(record, self.records[record.table], value, position - 1)
 
-
     def _with_rows(self, lookups: Sequence[str], lines: Array, threads: int) -> tuple[Array, list[Array]]:
         """Lines that point to row numbers, where rows belong to ids, and what these lie in."""
         lines, kept = lines.copy(), []
@@ -249,7 +248,7 @@ class MappedTables:
 
 
 def _int64_at(address: int, count: int) -> Array:
-    return np.frombuffer((ctypes.c_int64 * count).from_address(address), np.int64)
+    return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address))
 
 
 def _rows_of(line: Array, ids: Array, threads: int) -> Array:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from recgrad.embedding.local.index import ENTRY_BYTES, MAX_LOAD, put
-from recgrad.embedding.local.living.index import put as put_key
 from recgrad.embedding.local.initializer import parse_init_fn, table_key
+from recgrad.embedding.local.living.index import put as put_key
 from recgrad.embedding.mapped.packing import PACKINGS, Bytes, packing_for
 from recgrad.embedding.mapped.record import TableRecord
 from recgrad.embedding.spec import TableSpec

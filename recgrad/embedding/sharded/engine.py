@@ -80,8 +80,8 @@ class ShardedEngine(EmbeddingEngine):
         living = [spec.name for spec in tables if spec.living is not None]
         if living:
             raise RecgradError(
-                f"table '{living[0]}': zch and dynamicemb work in one process so far; train without torchrun and"
-                " --nproc_per_node, or use hash_bucket_size"
+                f"table '{living[0]}': zch and dynamicemb work in one process so far; train without torchrun"
+                " and --nproc_per_node, or use hash_bucket_size"
             )
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.keys, self.sequence_keys = tuple(keys), tuple(sequence_keys)

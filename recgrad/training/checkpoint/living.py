@@ -1,7 +1,8 @@
 """Ids of tables whose rows belong to ids as they come, and their marks, as a checkpoint keeps them.
 
-The rows themselves are saved as those of every table, numbered by their ids. What decides who stays (counts, last
-passes, the window of a round, counters of ids that are not admitted yet) is a branch of the tree.
+The rows themselves are saved as those of every table, numbered by their ids. What decides who stays
+(counts, last passes, the window of a round, counters of ids that are not admitted yet) is a branch of the
+tree.
 """
 
 from __future__ import annotations

@@ -202,7 +202,9 @@ def _parts(record: LogRecord) -> list[str]:
     if record.turnover:
         tables = record.turnover.values()
         gone = sum(own.evicted + own.expired for own in tables)
-        parts.append(f"ids {sum(own.live for own in tables):,} (+{sum(own.admitted for own in tables):,} −{gone:,})")
+        parts.append(
+            f"ids {sum(own.live for own in tables):,} (+{sum(own.admitted for own in tables):,} −{gone:,})"
+        )
     return parts
 
 

@@ -296,7 +296,7 @@ def test_types_that_hold_no_ids_are_refused_whole(encode) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("", "one of hash_bucket_size, num_buckets, vocab_list, vocab_dict, vocab_file must be set"),
+        ("", "one of hash_bucket_size, num_buckets, vocab_list, vocab_dict, vocab_file, zch, dynamicemb must be set"),
         ("num_buckets: 3 hash_bucket_size: 4", "got hash_bucket_size and num_buckets"),
         ("num_buckets: 0", "num_buckets must be at least 1, got 0"),
         ("hash_bucket_size: 0", "hash_bucket_size must be between 1"),
@@ -312,7 +312,8 @@ def test_types_that_hold_no_ids_are_refused_whole(encode) -> None:
         ('num_buckets: 3 sequence_fields: "c"', "sequence_fields is for sequence features"),
         ('num_buckets: 3 fg_value_type: "blob"', "fg_value_type must be string or int64, got 'blob'"),
         ("num_buckets: 3 stub_type: true", "stub_type needs fg_mode FG_DAG"),
-        ("zch { zch_size: 5 }", "zch is not available"),
+        ("num_buckets: 3 zch { zch_size: 5 }", "may be set, got num_buckets and zch"),
+        ("storage: PLAIN zch { zch_size: 5 }", "remove it beside zch or dynamicemb"),
     ],
 )
 def test_settings_that_cannot_hold_are_refused(build, body, message) -> None:

@@ -10,6 +10,6 @@
                         │
     rows ◀──────────────┘                                    then the lookup of any plain table
 
-Rows lie in a plain table (table.py) of `capacity` rows and a few in front that are nobody's: what keys without
-a row read as. The engine's kernels see row numbers alone.
+Rows lie in a plain table (table.py) of `capacity` rows and a few in front that are nobody's: what keys
+without a row read as. The engine's kernels see row numbers alone.
 """

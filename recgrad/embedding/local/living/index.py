@@ -3,7 +3,8 @@
 Open addressing with linear probing over any number of entries; a key's home is its mixed bits times that
 number, so the index is as large as needed and no larger. An entry that is taken out leaves no mark: those
 behind it move up. Growing needs no pause: a larger index is put beside the old one, new keys go into the
-new one, and every batch moves some of the old entries over; what is taken out meanwhile is marked in the old one.
+new one, and every batch moves some of the old entries over; what is taken out meanwhile is marked in the
+old one.
 """
 
 from __future__ import annotations

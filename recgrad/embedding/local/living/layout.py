@@ -1,10 +1,10 @@
 """The columns of the line of integers through which Python and kernels speak of a living table.
 
-    ENTRIES ─▶ SIZE entries of 16 bytes: key, row + 1        0 is empty; open addressing, linear probing
-    META ────▶ of each row 16 bytes: key (−1: free), count int32, last pass int32
-    PENDING ─▶ of each row, in this window: count int32, last pass int32; only where a filter asks for it
-    WINDOW ──▶ keys without a row that were seen, in the order of appearance: key, count, last pass
-    COUNTERS ─▶ buckets of WAYS entries: key + 1, count; keys that are not admitted yet
+ENTRIES ─▶ SIZE entries of 16 bytes: key, row + 1        0 is empty; open addressing, linear probing
+META ────▶ of each row 16 bytes: key (−1: free), count int32, last pass int32
+PENDING ─▶ of each row, in this window: count int32, last pass int32; only where a filter asks for it
+WINDOW ──▶ keys without a row that were seen, in the order of appearance: key, count, last pass
+COUNTERS ─▶ buckets of WAYS entries: key + 1, count; keys that are not admitted yet
 """
 
 from __future__ import annotations

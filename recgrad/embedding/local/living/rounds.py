@@ -1,6 +1,7 @@
 """A round: keys that have waited are admitted, others make room for them.
 
-Scores, of which the lowest leave first; ties by key, the smaller first, so that nothing depends on where rows lie:
+Scores, of which the lowest leave first; ties by key, the smaller first, so that nothing depends on where
+rows lie:
 
     LAST       the last pass in which the key was seen
     COUNT      how often it was seen, then the last pass

@@ -115,9 +115,7 @@ class LivingTable(Table, LivingRows):
         line[[INIT, TABLE_KEY]] = initializer.kind, table_key(self._seed, f"{self.name}/{what}")
         parameters[: len(initializer.parameters)] = initializer.parameters
         values = np.empty((rows, self.dim), np.float32)
-        launch(
-            compiled(initial_task), line, parameters, np.arange(rows), rows, values, self.dim, tasks=1
-        )
+        launch(compiled(initial_task), line, parameters, np.arange(rows), rows, values, self.dim, tasks=1)
         return values
 
     # --- keys ---
@@ -210,7 +208,7 @@ class LivingTable(Table, LivingRows):
         if self.line[at.OVERFLOW]:
             raise DataError(
                 f"table '{self.name}': a batch has {int(self.line[at.OVERFLOW])} ids more than"
-                f" max_capacity {self.living.capacity} has room for; raise max_capacity or lower the batch size"
+                f" max_capacity {self.living.capacity} has room for; raise max_capacity or lower batch_size"
             )
 
     def _kept_slots(self) -> Array | None:
@@ -251,7 +249,9 @@ class LivingTable(Table, LivingRows):
         kept = self._kept(rows)
         if not kept.all() and not self._told:
             self._told = True
-            _log.warning("table '%s': ids beyond its capacity %d are left out", self.name, self.living.capacity)
+            _log.warning(
+                "table '%s': ids beyond its capacity %d are left out", self.name, self.living.capacity
+            )
         super().write(rows[kept], np.asarray(weights)[kept])
 
     def import_states(self, rows: Array, values: dict[str, Array]) -> None:
@@ -284,7 +284,7 @@ class LivingTable(Table, LivingRows):
             yield keys[i : i + (1 << 18)], values
 
     def stand_ins(self) -> Array:
-        """What keys without a row read as in evaluation, [rows, dim]: by their hash, where there are several."""
+        """What keys without a row read as in evaluation, [rows, dim]; several are chosen from by hash."""
         rows = np.arange(int(self.line[at.UNKNOWN_ROWS]))
         values = self.read(rows)
         new = self._is_new(rows)
@@ -302,7 +302,7 @@ class LivingTable(Table, LivingRows):
             "keys": keys,
             "marks": self.meta[rows, 1].copy(),
             "window": self._window[: int(self.line[at.WINDOW_COUNT])].copy(),
-            "numbers": np.array([self.line[at.STEP], self.waiting, self.living.policy], np.int64),
+            "numbers": np.array([self.line[at.STEP], self.waiting], np.int64),
             "turnover": self.line[at.ADMITTED : at.TURNED_AWAY + 1].copy(),
         }
         if pending is not None:
@@ -320,7 +320,7 @@ class LivingTable(Table, LivingRows):
         """Take over the keys of a checkpoint; where they are more than there is room for, the best."""
         try:
             keys, marks = np.asarray(state["keys"], np.int64), np.asarray(state["marks"], np.int64)
-            step, waiting, policy = (int(value) for value in state["numbers"])
+            step, waiting = (int(value) for value in state["numbers"])
             window = np.asarray(state["window"], np.int64).reshape(-1, 3)
             turnover = np.asarray(state["turnover"], np.int64)
         except (KeyError, ValueError, TypeError) as error:
@@ -381,4 +381,3 @@ class LivingTable(Table, LivingRows):
 def _number_of_rows(init_fn: str) -> int:
     """How many vectors keys without a row share: one where all would be the same."""
     return 1 if init_fn.startswith(("constant_", "zeros_", "ones_")) else DRAWN_ROWS
-

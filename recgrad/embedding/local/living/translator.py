@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -123,9 +124,7 @@ class Translator:
 
     @staticmethod
     def _launch(function: Any, jobs: Array, tasks: Array, count: int, training: int, own: Array) -> None:
-        launch(
-            compiled(function), jobs, len(jobs), tasks, count, training, own, tasks=count
-        )
+        launch(compiled(function), jobs, len(jobs), tasks, count, training, own, tasks=count)
 
 
 def _gone(table: LivingTable) -> int:
@@ -133,8 +132,6 @@ def _gone(table: LivingTable) -> int:
 
 
 def _int64_at(address: int, count: int) -> Array:
-    import ctypes
-
     return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address))
 
 
