@@ -296,7 +296,7 @@ def test_types_that_hold_no_ids_are_refused_whole(encode) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("", "one of hash_bucket_size, num_buckets, vocab_list, vocab_dict, vocab_file, zch, dynamicemb must be set"),
+        ("", "one of hash_bucket_size, num_buckets, vocab_list, vocab_dict, vocab_file, zch"),
         ("num_buckets: 3 hash_bucket_size: 4", "got hash_bucket_size and num_buckets"),
         ("num_buckets: 0", "num_buckets must be at least 1, got 0"),
         ("hash_bucket_size: 0", "hash_bucket_size must be between 1"),
