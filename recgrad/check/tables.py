@@ -125,7 +125,7 @@ def _differences(first: Node, second: Node) -> list[tuple[str, Any, Any]]:
     for name in ("zch", "dynamicemb"):
         fields = [message.DESCRIPTOR.fields_by_name for message in (first.message, second.message)]
         if all(name in own for own in fields):
-            pairs.append((name, *(_text(node.message, name) for node in (first, second))))
+            pairs.append((name, _text(first.message, name), _text(second.message, name)))
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 

@@ -50,6 +50,17 @@ class Train(Command):
             action="store_true",
             help="restore weights only, not the optimizers' state",
         )
+        parser.add_argument(
+            "--increment-from",
+            metavar="MODEL_DIR",
+            help="train on from the newest checkpoint of this run, with the data and schedules of a new day",
+        )
+        parser.add_argument(
+            "--days",
+            metavar="GLOB",
+            help="train on each of these paths in the order of their names, each from the last, in folders of"
+            " the model dir; the same command resumes, and trains on days that have come since",
+        )
         add_threads_argument(parser, "of each process ")
         add_device_argument(parser)
         add_verbose_argument(parser)
@@ -64,10 +75,13 @@ class Train(Command):
     def run(self, args: argparse.Namespace) -> int:
         path = config_path(args, "train")
         check_processes(args)
+        check_increments(args)
         speak_up(args)
         if args.nproc is not None:
             return launch_train(args)
         with heavy_imports():
+            from recgrad.config import load_config
+            from recgrad.training.increments import train_days, train_increment
             from recgrad.training.processes import read_environment
             from recgrad.training.run import train
             from recgrad.training.runtime import set_up_process
@@ -76,18 +90,33 @@ class Train(Command):
         if environment.rank != 0:
             speak_of_errors_only()
         set_up_process(args.num_threads, environment.local_world_size)
-        result = train(
-            path,
-            train_input_path=args.train_input_path,
-            eval_input_path=args.eval_input_path,
-            model_dir=args.model_dir,
-            continue_train=args.continue_train,
-            fine_tune_checkpoint=args.fine_tune_checkpoint,
-            edit_config_json=args.edit_config_json,
-            ignore_restore_optimizer=args.ignore_restore_optimizer,
-            device=device_of(args),
-            custom_code=not args.no_custom_code,
-        )
+        common = {
+            "eval_input_path": args.eval_input_path,
+            "edit_config_json": args.edit_config_json,
+            "device": device_of(args),
+            "custom_code": not args.no_custom_code,
+        }
+        if args.days is not None:
+            folder = args.model_dir or load_config(path).model_dir
+            result = train_days(path, days=args.days, model_dir=folder, parent=args.increment_from, **common)
+        elif args.increment_from is not None:
+            result = train_increment(
+                path,
+                parent=args.increment_from,
+                data=args.train_input_path,
+                model_dir=args.model_dir or load_config(path).model_dir,
+                **common,
+            )
+        else:
+            result = train(
+                path,
+                train_input_path=args.train_input_path,
+                model_dir=args.model_dir,
+                continue_train=args.continue_train,
+                fine_tune_checkpoint=args.fine_tune_checkpoint,
+                ignore_restore_optimizer=args.ignore_restore_optimizer,
+                **common,
+            )
         if environment.rank == 0:
             say(result.describe())
         if environment.distributed:
@@ -122,6 +151,28 @@ def check_processes(args: argparse.Namespace) -> None:
                 f"--nproc {args.nproc} starts the processes, but {name}={os.environ[name]} says that "
                 "torchrun has done so; leave one out"
             )
+
+
+def check_increments(args: argparse.Namespace) -> None:
+    """Raise for flags of days that do not go together."""
+    given = [
+        flag for flag, value in (("--days", args.days), ("--increment_from", args.increment_from)) if value
+    ]
+    if not given:
+        return
+    flag = given[0]
+    if args.nproc is not None or "WORLD_SIZE" in os.environ:
+        raise RecgradError(f"{flag}: trains in one process so far; leave --nproc and torchrun out")
+    if args.continue_train:
+        raise RecgradError(f"--continue_train with {flag}: days resume by themselves; leave it out")
+    if args.fine_tune_checkpoint or args.ignore_restore_optimizer:
+        raise RecgradError(
+            f"{flag} says where a day begins, and so does --fine_tune_checkpoint; leave one out"
+        )
+    if args.days and args.train_input_path:
+        raise RecgradError("--days and --train_input_path both name data; leave one out")
+    if not args.days and not args.train_input_path:
+        raise RecgradError("--increment_from needs --train_input_path, the data of the new day")
 
 
 def launch_train(args: argparse.Namespace) -> int:

@@ -192,6 +192,8 @@ class Turnover:
 class LivingRows(ABC):
     """A table whose rows belong to ids as they come; checkpoints number its rows by these."""
 
+    spec: TableSpec
+
     @abstractmethod
     def turnover(self) -> Turnover:
         """What has come and gone."""

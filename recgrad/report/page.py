@@ -23,6 +23,7 @@ from recgrad.report import plots, summary
 from recgrad.report.diagnostics import auc_by_group_size, calibration_curve
 from recgrad.training.checkpoint.staging import write_file_atomically
 from recgrad.training.hooks.events import EVENTS_FILE
+from recgrad.training.increments import read_lineage
 from recgrad.training.processes import choose_device
 from recgrad.training.run import load_trained
 from recgrad.training.runtime import computing
@@ -99,7 +100,12 @@ def render(folder: Path, events: Sequence[Mapping[str, Any]], device: torch.devi
     """The page."""
     steps = [event for event in events if event["kind"] == "train"]
     evaluations = [event for event in events if event["kind"] == "eval"]
-    sections = [*_curve_sections(steps, evaluations), *_diagnostic_sections(folder, device)]
+    sections = [
+        *_day_sections(folder),
+        *_curve_sections(steps, evaluations),
+        *_turnover_sections(steps),
+        *_diagnostic_sections(folder, device),
+    ]
     grid = "\n".join(f"<section><h2>{html.escape(t)}</h2>{body}</section>" for t, body in sections)
     extent = f"{steps[-1]['step']:,} steps, {steps[-1]['samples']:,} rows" if steps else "no steps logged"
     config_text = html.escape((folder / CONFIG_FILE).read_text())
@@ -163,6 +169,38 @@ def _curve_sections(
     if any(step.get("grad_norm") is not None for step in steps):
         norms = {"gradient norm": _column(steps, "grad_norm")}
         yield "Gradient norm (dense)", plots.curves(norms, y_label="norm", log=True)
+
+
+def _day_sections(folder: Path) -> Iterable[tuple[str, str]]:
+    """Of a model that is trained day by day: what it was worth on each day before training on it."""
+    try:
+        days = [day for day in read_lineage(folder) if day.before]
+    except RecgradError as error:
+        yield "Days", f"<p>{html.escape(str(error))}</p>"
+        return
+    for name in dict.fromkeys(name for day in days for name in day.before):
+        own = [(i, day.before[name]) for i, day in enumerate(days) if day.before.get(name) is not None]
+        rows = [(days[i].day, f"{value:.6f}") for i, value in own]
+        series = [float(i) for i, _ in own], [value for _, value in own]
+        curve = plots.curves({name: series}, y_label=name) if own[1:] else ""
+        yield f"{name} before training on the day", curve + _table(rows)
+
+
+def _turnover_sections(steps: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
+    """Of tables whose rows belong to ids: how many have one, and how many came and went."""
+    logged = [step for step in steps if step.get("turnover")]
+    if not logged:
+        return
+    at = [step["step"] for step in logged]
+    tables = {
+        name: (at, [step["turnover"].get(name, {}).get("live", 0) for step in logged])
+        for name in logged[-1]["turnover"]
+    }
+    rows = [
+        (name, ", ".join(f"{word.replace('_', ' ')} {count:,}" for word, count in own.items()))
+        for name, own in logged[-1]["turnover"].items()
+    ]
+    yield "Ids that have rows", plots.curves(tables, y_label="ids") + _table(rows, numbers=False)
 
 
 def _usage_sections(steps: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:

@@ -62,6 +62,8 @@ from recgrad.training.task import Task
 from recgrad.training.trainer import Trainer
 from recgrad.version import __version__
 
+LINEAGE_FILE = "lineage.json"
+"""The days that led to a model_dir, see `recgrad.training.increments`."""
 _log = logging.getLogger("recgrad.training")
 
 RANK_SEED = 1_000_003
@@ -399,7 +401,7 @@ def _check_model_dir(
     """The checkpoint to resume from, or None for a fresh start."""
     if continue_train:
         return checkpoints.latest(doing)
-    if not remove_failed_start(folder, keep={LOCK_NAME, DATA_FOLDER}):
+    if not remove_failed_start(folder, keep={LOCK_NAME, DATA_FOLDER, LINEAGE_FILE}):
         raise RecgradError(
             f"model_dir {folder}{whole_path(folder)} is not empty; resume what is there "
             "(--continue_train), or choose another --model_dir"

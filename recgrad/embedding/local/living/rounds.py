@@ -59,6 +59,7 @@ from recgrad.kernels.simd import field, load_f64, load_i32, load_i64, store_i64
 
 NONE, ABOVE, MEAN, CHANCE = range(4)
 _NOBODY = -1
+_KNOWN_AGES = 1024
 TTL_PARTS = 16  # of its ttl may go by before a row that has expired is taken away
 
 # Arguments of `round_tasks`.
@@ -84,8 +85,12 @@ def _scores(policy, counts, lasts, now, decay):  # type: ignore[no-untyped-def]
     n = len(counts)
     if policy == DISTANCE:
         values = np.empty(n, np.float64)
+        known = np.empty(_KNOWN_AGES, np.float64)  # powers take long, and most ages occur often
+        for age in range(_KNOWN_AGES):
+            known[age] = (age + 1.0) ** decay
         for i in range(n):
-            values[i] = counts[i] / (now - lasts[i] + 1.0) ** decay
+            age = now - lasts[i]
+            values[i] = counts[i] / (known[age] if age < _KNOWN_AGES else (age + 1.0) ** decay)
         return values.view(np.int64)  # positive floats are ordered as their bits are
     scores = np.empty(n, np.int64)
     for i in range(n):
@@ -94,11 +99,11 @@ def _scores(policy, counts, lasts, now, decay):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def give_row(line: int, key: int, count: int, last: int) -> int:
+def give_row(line: int, key: int, count: int, last: int) -> Any:
     """A row for a key that has none. There must be room."""
     free = field(line, FREE_COUNT)
     if free > 0:
-        row = np.int64(load_i32(field(line, FREE) + 4 * (free - 1)))
+        row: Any = np.int64(load_i32(field(line, FREE) + 4 * (free - 1)))
         store_i64(line + 8 * FREE_COUNT, free - 1)
     else:
         row = field(line, HIGH)

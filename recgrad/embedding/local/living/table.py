@@ -76,6 +76,7 @@ class LivingTable(Table, LivingRows):
         self._entries = self._region(at.ENTRY * _LEAST, "index")
         self._old: Region | None = None
         self._set_line(buckets)
+        self._window: Array = np.empty((0, 3), np.int64)
         self._new_window(_LEAST_WINDOW_BITS)
         numbers[KEYS] = self._meta.address
         if living.fallback:
@@ -86,7 +87,8 @@ class LivingTable(Table, LivingRows):
             self._store(unknown + np.arange(refused), self._drawn(living.refused, "refused", refused))
             self.line[[at.REFUSED, at.UNKNOWN_ROWS, at.REFUSED_ROWS]] = unknown, unknown, refused
         self._told = False  # that ids were left out
-        self.waiting = 0  # forward passes since the last round
+        # Forward passes since the last round; tables take turns, so that no pass has all rounds.
+        self.waiting = position % living.interval
 
     def _region(self, size: int, what: str) -> Region:
         return Region(size, f"{what} of table '{self.name}'", _SMALL_PAGES)

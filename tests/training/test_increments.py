@@ -1,0 +1,145 @@
+"""Days of training, each from where the last one ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import recgrad
+from recgrad.cli.main import main
+from recgrad.config import PipelineConfig, save_config
+from recgrad.errors import RecgradError
+from recgrad.report.page import write_report
+from recgrad.training import increments
+from recgrad.training.checkpoint import read_checkpoint
+from recgrad.training.increments import read_lineage, train_days, train_increment
+
+
+@pytest.fixture
+def days(clicks: Path, tmp_path: Path) -> Path:
+    """Three days of data."""
+    folder = tmp_path / "days"
+    folder.mkdir()
+    rows = pq.read_table(clicks / "train.parquet")
+    for i in range(3):
+        pq.write_table(rows.slice(1200 * i, 1200), folder / f"2026110{i}.parquet")
+    return folder
+
+
+@pytest.fixture
+def daily(config: PipelineConfig) -> PipelineConfig:
+    """A config with tables whose rows belong to ids; five steps a day."""
+    for i, feature in enumerate(f.id_feature for f in config.feature_configs if f.HasField("id_feature")):
+        if i < 3:
+            feature.ClearField("num_buckets")
+            feature.dynamicemb.max_capacity = 500
+    return config
+
+
+def test_days_go_on_from_each_other(daily: PipelineConfig, days: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    result = train_days(daily, days=str(days / "*.parquet"), model_dir=model)
+    lineage = read_lineage(model / "20261102")
+    assert [day.day for day in lineage] == ["20261100", "20261101", "20261102"]
+    assert not lineage[0].before
+    for day, parent in zip(lineage[1:], lineage, strict=False):
+        assert day.parent_step == parent.step
+        # What the parent is worth on data that it has not seen, computed again by another way.
+        folder = model / parent.day
+        again = recgrad.evaluate(folder / "pipeline.config", eval_input_path=day.data)
+        assert dict(day.before) == pytest.approx(again)
+    assert dict(lineage[-1].after) == dict(result.metrics)
+    # Rows of the first day that later days have not touched are as they were, with their states.
+    first, last = (
+        read_checkpoint(model / day.day / f"model.ckpt-{day.step}") for day in (lineage[0], lineage[-1])
+    )
+    tables = {table.name: table for table in last.tables}
+    kept = [np.isin(table.row_ids, tables[table.name].row_ids).mean() for table in first.tables]
+    assert np.mean(kept) > 0.5
+
+
+def test_a_day_is_the_same_as_fine_tuning_by_hand(daily: PipelineConfig, days: Path, tmp_path: Path) -> None:
+    first, second = (str(days / f"2026110{i}.parquet") for i in range(2))
+    recgrad.train(daily, train_input_path=first, model_dir=tmp_path / "one")
+    train_increment(daily, parent=tmp_path / "one", data=second, model_dir=tmp_path / "two")
+    by_hand = recgrad.train(
+        daily,
+        train_input_path=second,
+        model_dir=tmp_path / "hand",
+        fine_tune_checkpoint=str(tmp_path / "one"),
+    )
+    own, other = (read_checkpoint(tmp_path / name / f"model.ckpt-{by_hand.step}") for name in ("two", "hand"))
+    for a, b in zip(own.tables, other.tables, strict=True):
+        assert a.row_ids.tobytes() == b.row_ids.tobytes()
+        assert a.weights.tobytes() == b.weights.tobytes()
+
+
+def test_a_run_over_days_resumes_in_the_middle(
+    daily: PipelineConfig, days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pattern = str(days / "*.parquet")
+    train_days(daily, days=pattern, model_dir=tmp_path / "whole")
+    trained: list[str] = []
+    original = increments.train
+
+    def stopping(config: Any, **arguments: Any) -> Any:
+        trained.append(Path(arguments["model_dir"]).name)
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        return original(config, **arguments)
+
+    monkeypatch.setattr(increments, "train", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train_days(daily, days=pattern, model_dir=tmp_path / "parts")
+    train_days(daily, days=pattern, model_dir=tmp_path / "parts")
+    assert trained == ["20261100", "20261101", "20261101", "20261102"]
+    ends = [read_lineage(tmp_path / name / "20261102") for name in ("whole", "parts")]
+    assert [dict(day.after) for day in ends[0]] == [dict(day.after) for day in ends[1]]
+    train_days(daily, days=pattern, model_dir=tmp_path / "parts")  # nothing is left to do
+    assert len(trained) == 4
+
+
+def test_the_command_and_the_report(daily: PipelineConfig, days: Path, tmp_path: Path, capsys: Any) -> None:
+    save_config(daily, tmp_path / "daily.config")
+    flags = ["--model_dir", str(tmp_path / "model"), "--days", str(days / "2026110[01].parquet")]
+    assert main(["train", str(tmp_path / "daily.config"), *flags]) == 0
+    third = ["--increment_from", str(tmp_path / "model" / "20261101"), "--model_dir", str(tmp_path / "third")]
+    third += ["--train_input_path", str(days / "20261102.parquet")]
+    assert main(["train", str(tmp_path / "daily.config"), *third]) == 0
+    lineage = json.loads((tmp_path / "third" / "lineage.json").read_text())
+    assert [entry["day"] for entry in lineage] == ["20261100", "20261101", "20261102"]
+    page = write_report(tmp_path / "third").read_text()
+    assert "before training on the day" in page
+    assert "20261101" in page
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--days", "nowhere/*"], "no file or folder has such a name"),
+        (["--days", "x", "--train_input_path", "y"], "leave one out"),
+        (["--days", "x", "--continue_train"], "resume by themselves"),
+        (["--increment_from", "x", "--fine_tune_checkpoint", "y"], "leave one out"),
+        (["--increment_from", "x", "--nproc", "2"], "one process"),
+    ],
+)
+def test_flags_that_do_not_go_together(
+    daily: PipelineConfig, tmp_path: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_config(daily, tmp_path / "daily.config")
+    assert main(["train", str(tmp_path / "daily.config"), *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_day_needs_a_folder_of_its_own(daily: PipelineConfig, days: Path, tmp_path: Path) -> None:
+    data = str(days / "20261100.parquet")
+    recgrad.train(daily, train_input_path=data, model_dir=tmp_path / "one")
+    with pytest.raises(RecgradError, match="a model_dir of its own"):
+        train_increment(daily, parent=tmp_path / "one", data=data, model_dir=tmp_path / "one")
+    with pytest.raises(RecgradError, match="is not made by increments"):
+        train_increment(daily, parent=tmp_path / "two", data=data, model_dir=tmp_path / "one")
