@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from google.protobuf import text_format
 import recgrad
 from recgrad.config import PipelineConfig
 
+ROOT = Path(__file__).resolve().parents[2]
 USERS, ITEMS = 40, 90
 CONFIG = """
 train_input_path: "{folder}/train.parquet"
@@ -133,3 +135,19 @@ def vectors(shop: Shop, model_dir: Path) -> Callable[[str, pa.Table], np.ndarray
             return getattr(task.model, f"{tower}_embedding")(batch).double().numpy()
 
     return embed
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the examples, beside shared data of 30 users."""
+    folder = tmp_path_factory.mktemp("gowalla")
+    rng = np.random.default_rng(0)
+    source = folder / "shared" / "data" / "gowalla"
+    source.mkdir(parents=True)
+    for name, most in (("train.txt", 12), ("valid.txt", 3), ("test.txt", 4)):
+        lines = [" ".join(map(str, [user, *rng.choice(2000, most, replace=False)])) for user in range(30)]
+        (source / name).write_text("\n".join(lines))
+    project = folder / "project"
+    project.mkdir()
+    shutil.copytree(ROOT / "examples", project / "examples")
+    return project

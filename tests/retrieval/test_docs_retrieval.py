@@ -6,7 +6,6 @@ import json
 import re
 import runpy
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +14,6 @@ import time
 import urllib.request
 from pathlib import Path
 
-import numpy as np
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
@@ -23,22 +21,6 @@ import pytest
 from recgrad.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the examples, beside shared data of 30 users."""
-    folder = tmp_path_factory.mktemp("gowalla")
-    rng = np.random.default_rng(0)
-    source = folder / "shared" / "data" / "gowalla"
-    source.mkdir(parents=True)
-    for name, most in (("train.txt", 12), ("valid.txt", 3), ("test.txt", 4)):
-        lines = [" ".join(map(str, [user, *rng.choice(2000, most, replace=False)])) for user in range(30)]
-        (source / name).write_text("\n".join(lines))
-    project = folder / "project"
-    project.mkdir()
-    shutil.copytree(ROOT / "examples", project / "examples")
-    return project
 
 
 def free_port() -> int:
