@@ -100,10 +100,8 @@ def contender(folder: Path, name: str, *arguments: object) -> dict[str, float]:
     done = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **threads})
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     shown = "  ".join(f"{metric}@{K} {found[metric]:.4f}" for metric in GOALS)
-    print(
-        f"{' '.join(map(str, (name, *arguments))):<16} {shown}  {found['seconds']:7.1f} s  {found['megabytes']:6.0f} MB",
-        flush=True,
-    )
+    cost = f"{found['seconds']:7.1f} s  {found['megabytes']:6.0f} MB"
+    print(f"{' '.join(map(str, (name, *arguments))):<16} {shown}  {cost}", flush=True)
     return found
 
 

@@ -98,7 +98,8 @@ def test_a_killed_run_resumes_bit_for_bit(name: str, places: Path, monkeypatch: 
         )
     torch.set_num_threads(before)
     events = map(json.loads, Path(f"killed_{name}/events.jsonl").read_text().splitlines())
-    assert [event["step"] for event in events if event["kind"] == "start"] == [0, 6]
+    # The last checkpoint may not have been whole yet.
+    assert [event["step"] for event in events if event["kind"] == "start"] in ([0, 3], [0, 6])
     whole, killed = (read_checkpoint(Path(f"{one}_{name}/model.ckpt-10")) for one in ("whole", "killed"))
     assert [table.name for table in whole.tables] == [table.name for table in killed.tables]
     for one, other in zip(whole.tables, killed.tables, strict=True):
