@@ -34,7 +34,7 @@ from recgrad.errors import Problem
 from recgrad.losses import build_loss
 from recgrad.metrics import build_metric, build_train_metric
 from recgrad.models.base import Model
-from recgrad.models.build import build_model
+from recgrad.models.build import build_model, task_messages
 from recgrad.models.table_kernels import has_constraints, kernels_of_tables
 from recgrad.models.tasks import loss_names
 from recgrad.models.towers import TowerEncoder
@@ -223,12 +223,12 @@ class _Builder:
 def _heads(model: Any) -> Iterator[tuple[str, Any]]:
     """Path and message of all that has losses and metrics: the model's towers, or itself."""
     name = model.WhichOneof("model")
-    towers = getattr(getattr(model, name), "task_towers", None)
-    if towers is None:
+    tasks = task_messages(getattr(model, name))
+    if tasks is None:
         yield "model_config", model
         return
-    for i, tower in enumerate(towers):
-        yield f"model_config.{name}.task_towers[{i}]", tower
+    for place, task in tasks:
+        yield f"model_config.{name}.{place}", task
 
 
 def _engine(*args: Any, **kwargs: Any) -> EmbeddingEngine:

@@ -7,6 +7,7 @@ from recgrad.check.node import Node
 from recgrad.check.rule import CHECKS, Context
 from recgrad.config.proto.model_pb2 import DEEP, WIDE
 from recgrad.config.values import show
+from recgrad.models.group_needs import needs_of
 
 
 @CHECKS.register("feature groups")
@@ -89,7 +90,8 @@ def _check_other_types(context: Context, node: Node) -> None:
     if group.sequence_groups or group.sequence_encoders:
         context.problem(node.path, "sequence_groups and sequence_encoders belong in DEEP groups only")
     if group.group_type != WIDE:
-        _check_has_sequence(context, node)
+        if not _is_rows(context, group.group_name):
+            _check_has_sequence(context, node)
         return
     for i, name in enumerate(group.feature_names):
         feature = context.feature_names.get(name)
@@ -102,6 +104,12 @@ def _check_other_types(context: Context, node: Node) -> None:
             context.problem(
                 path, f"feature {show(name)} has no ids, so no WIDE group can hold it; give it boundaries"
             )
+
+
+def _is_rows(context: Context, group: str) -> bool:
+    """Whether the model reads a group of this name as features of rows, whatever its type."""
+    needs = [needs_of(model.cls, model.settings) for model in context.of_kind("model") if model.cls]
+    return any(need is not None and {**need.needed, **need.optional}.get(group) == "ROWS" for need in needs)
 
 
 def _check_has_sequence(context: Context, node: Node) -> None:

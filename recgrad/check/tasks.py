@@ -9,7 +9,7 @@ from recgrad.check.node import Node
 from recgrad.check.rule import CHECKS, Context
 from recgrad.config.values import show
 from recgrad.metrics.reconstruction import CODE_METRICS
-from recgrad.models.build import TOWERS
+from recgrad.models.build import FUSED, TOWERS, task_messages, task_name
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Task:
 def towers(context: Context) -> list[Node]:
     """The towers of multi-task models."""
     return [
-        Node(f"{model.node.at(TOWERS)}[{i}]", tower)
+        Node(model.node.at(place), tower)
         for model in context.of_kind("model")
-        for i, tower in enumerate(getattr(model.node.message, TOWERS, ()))
+        for place, tower in task_messages(model.node.message) or ()
     ]
 
 
@@ -47,7 +47,7 @@ def tasks(context: Context) -> list[Task]:
     """The tasks of the model; none when the model is unknown."""
     found = [Task(node) for node in towers(context)]
     for model in context.of_kind("model"):
-        if model.cls is not None and TOWERS not in model.node.message.DESCRIPTOR.fields_by_name:
+        if model.cls is not None and task_messages(model.node.message) is None:
             codes = model.trait("learns_codes", False)
             metrics = tuple(metric.config_name for metric in CODE_METRICS) if codes else ()
             found.append(Task(model.holder, model.trait("retrieval", False), codes, metrics))
@@ -58,7 +58,7 @@ def tasks(context: Context) -> list[Task]:
 def check_towers(context: Context) -> None:
     """Towers have names of their own, and learn labels that are read."""
     for model in context.of_kind("model"):
-        if TOWERS in model.node.message.DESCRIPTOR.fields_by_name:
+        if task_messages(model.node.message) is not None:
             _check_multi_task(context, model.holder, model.node)
     labels = list(context.config.data_config.label_fields)
     weights = list(context.config.data_config.sample_weight_fields)
@@ -86,6 +86,8 @@ def check_pareto(context: Context) -> None:
             context.problem(node.at("use_pareto_loss_weight"), "needs a model of two or more task_towers")
         total = 0.0
         for tower in found:
+            if "pareto_min_loss_weight" not in tower.message.DESCRIPTOR.fields_by_name:
+                continue
             context.ranged(tower, "pareto_min_loss_weight", 0, 1)
             total += tower.message.pareto_min_loss_weight
             if tower.message.pareto_min_loss_weight and not node.message.use_pareto_loss_weight:
@@ -98,21 +100,23 @@ def check_pareto(context: Context) -> None:
 
 def _check_multi_task(context: Context, node: Node, model: Node) -> None:
     """A model of towers has some, and keeps losses and metrics in them."""
-    if not model.message.task_towers:
-        context.problem(model.path, "task_towers is empty")
+    tasks = task_messages(model.message) or []
+    place = TOWERS if TOWERS in model.message.DESCRIPTOR.fields_by_name else f"{FUSED}.task_configs"
+    if not tasks:
+        context.problem(model.path, f"{place} is empty")
     for field in ("losses", "metrics", "train_metrics"):
         if getattr(node.message, field):
-            context.problem(
-                f"{node.at(field)}[0]", f"{field} of a multi-task model belong into its task_towers"
-            )
+            context.problem(f"{node.at(field)}[0]", f"{field} of a multi-task model belong into its {place}")
     if node.message.HasField("num_class"):
-        context.problem(node.at("num_class"), "num_class of a multi-task model belongs into its task_towers")
+        context.problem(node.at("num_class"), f"num_class of a multi-task model belongs into its {place}")
     seen: set[str] = set()
-    for i, tower in enumerate(model.message.task_towers):
-        if tower.tower_name and tower.tower_name in seen:
-            path = f"{model.at('task_towers')}[{i}].tower_name"
-            context.problem(path, f"two towers are called {show(tower.tower_name)}; rename one")
-        seen.add(tower.tower_name)
+    field = "tower_name" if place == TOWERS else "task_name"
+    what = field.partition("_")[0] + "s"
+    for at, tower in tasks:
+        name = task_name(tower)
+        if name and name in seen:
+            context.problem(f"{model.at(at)}.{field}", f"two {what} are called {show(name)}; rename one")
+        seen.add(name)
 
 
 def _check_named(context: Context, node: Node, field: str, what: str, known: list[str]) -> None:

@@ -28,7 +28,6 @@ KINDS = {
 
 UNSUPPORTED = {
     "DynamicEmbedding.init_table": "use train_config.fine_tune_checkpoint",
-    "ModelConfig.kernel": "use PYTORCH",
     "TrainConfig.save_checkpoints_timestamp_interval": "use save_checkpoints_steps",
     "TrainConfig.save_checkpoints_timestamps": "use save_checkpoints_steps",
     "TrainConfig.save_checkpoints_timestamp_quorum": "use save_checkpoints_steps",
@@ -48,6 +47,12 @@ NO_EFFECT = {
     "DynamicEmbedding.bucket_capacity": "eviction is exact over the whole table",
     "DynamicEmbFrequencyAdmissionStrategy.counter_bucket_capacity": "counters lie in buckets of 16",
     "SequenceFeature.sequence_pk": "it is for serving",
+    "ModelConfig.kernel": "Recgrad's own kernels compute the same",
+    "STU.recompute_normed_x": "what is computed again is decided here",
+    "STU.recompute_uvqk": "what is computed again is decided here",
+    "STU.recompute_y": "what is computed again is decided here",
+    "STU.sort_by_length": "rows are shared out by their lengths anyway",
+    "GRSimpleActionEncoder.embedding_init_std": "vectors begin as N(0, 0.1), as in TorchEasyRec",
     "DataConfig.is_orderby_partition": "files are read in the order of their names",
     "MINDUserTower.user_seq_combine": "user and interests are always joined side by side",
     "NegativeSamplerV2.user_input_path": "users are those that the edges name",

@@ -167,7 +167,9 @@ class Batch:
         sequence_sparse: id sequence features; a bag is one position of one row.
         sequence_dense: dense sequence features by name.
         precise: float64 [rows] by dense row feature that asks for it.
-        labels: [rows] by label field; float32, or int64 for integer columns.
+        labels: [rows] by label field; float32, or int64 for integer columns. Lists of labels lie one after
+            another, those of the first row first.
+        label_lengths: int64 [rows] by label field that has a list a row: the number of its labels.
         sample_weights: float32 [rows] by field.
         keys: int64 [rows] by field: group and session keys; strings are hashed.
         origin: where the rows came from.
@@ -192,6 +194,14 @@ class Batch:
     comparison: Comparison | None = None
     next_items: NextItems | None = None
     precise: Mapping[str, Tensor] = field(default_factory=dict)
+    label_lengths: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def name_row(self, row: int) -> str:
+        """The row of a batch as errors name it."""
+        if self.origin is None:
+            return f"row {row} of the batch"
+        file = self.origin.files[int(self.origin.file_index[row])]
+        return f"row {int(self.origin.row[row])} of {file}"
 
     @classmethod
     def of(cls, encoded: Encoded, **more: Any) -> Batch:

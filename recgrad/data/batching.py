@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor
 
 from recgrad.data.arrow_columns import without_dictionary
 from recgrad.data.bad_rows import Skipped, add_unparsed, fail, skip
@@ -114,7 +113,7 @@ class UnitEncoder:
         for i, part in enumerate(encoded.cut(cuts.tolist())):
             at = int(cuts[i])
             taken = slice(at, at + part.size)
-            batch = Batch.of(part, origin=_cut_origin(origin, taken), **_cut_targets(targets, taken))
+            batch = Batch.of(part, origin=_cut_origin(origin, taken), **targets.cut(taken))
             batches.append(self._deliver(batch, carried, columns, at, (bounds[i], bounds[i + 1]), unit))
         return LoadedUnit(tuple(batches), skipped)
 
@@ -174,11 +173,3 @@ class UnitEncoder:
 
 def _cut_origin(origin: Origin, taken: slice) -> Origin:
     return Origin(origin.files, origin.file_index[taken], origin.row[taken])
-
-
-def _cut_targets(targets: EncodedTargets, taken: slice) -> dict[str, dict[str, Tensor]]:
-    """The fields of a batch that targets fill, for some of the rows."""
-    return {
-        item.name: {name: column[taken] for name, column in getattr(targets, item.name).items()}
-        for item in fields(targets)
-    }

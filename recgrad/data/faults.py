@@ -7,7 +7,7 @@ loader then stops with the first fault, or drops the bad rows and encodes the re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,10 @@ class Faults:
         index = np.asarray(rows, np.int64)
         if len(index):
             self._groups.append(_Group(index, column, feature, reason, values, remedy))
+
+    def add_all(self, others: Faults, rows: npt.NDArray[np.int64]) -> None:
+        """Note the faults of values of rows: those of value i are of `rows[i]`."""
+        self._groups.extend(replace(group, rows=rows[group.rows]) for group in others._groups)
 
     def __bool__(self) -> bool:
         return bool(self._groups)

@@ -26,7 +26,11 @@ def take_rows(batch: Batch, rows: Tensor) -> Batch:
             key: JaggedDense(one.values[spans(one.lengths, rows)], lengths[key])
             for key, one in batch.sequence_dense.items()
         },
-        labels={key: values[rows] for key, values in batch.labels.items()},
+        labels={
+            key: values[spans(batch.label_lengths[key], rows) if key in batch.label_lengths else rows]
+            for key, values in batch.labels.items()
+        },
+        label_lengths={key: values[rows] for key, values in batch.label_lengths.items()},
         sample_weights={key: values[rows] for key, values in batch.sample_weights.items()},
         keys={key: values[rows] for key, values in batch.keys.items()},
         origin=None if origin is None else Origin(origin.files, origin.file_index[rows], origin.row[rows]),

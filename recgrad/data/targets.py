@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,13 @@ class Label:
         name: the column.
         classes: values must be whole numbers from 0 to classes − 1; 0 allows any number.
         positive: texts or numbers that count as 1, all others as 0; empty to take numbers as they are.
+        listed: a row has a list, with a value for each of its candidates.
     """
 
     name: str
     classes: int = 0
     positive: tuple[str, ...] = ()
+    listed: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,36 @@ class Targets:
 
 @dataclass(frozen=True)
 class EncodedTargets:
-    """The fields of a batch that targets fill."""
+    """The fields of a batch that targets fill; lists of labels lie one after another."""
 
     labels: Mapping[str, Tensor] = field(default_factory=dict)
+    label_lengths: Mapping[str, Tensor] = field(default_factory=dict)
     sample_weights: Mapping[str, Tensor] = field(default_factory=dict)
     keys: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def cut(self, taken: slice) -> dict[str, dict[str, Tensor]]:
+        """The fields of a batch of some of the rows."""
+        of_rows = {
+            item.name: {name: column[taken] for name, column in getattr(self, item.name).items()}
+            for item in fields(self)
+        }
+        for name, lengths in self.label_lengths.items():
+            begin, count = int(lengths[: taken.start].sum()), int(lengths[taken].sum())
+            of_rows["labels"][name] = self.labels[name][begin : begin + count]
+        return of_rows
 
 
 def check_types(targets: Targets, schema: pa.Schema, file: str) -> None:
     """Raise a DataError for a target column of a type that it cannot have."""
     for label in targets.labels:
         kind = schema.field(label.name).type
+        if label.listed:
+            if not _is_list(kind):
+                raise DataError(
+                    f"data: label '{label.name}' is {kind} in {file}, and the model asks for a value for "
+                    "each candidate of a row; write a list"
+                )
+            kind = kind.value_type
         if label.positive and not _is_text(kind):
             _check_positive(label, kind, file)
         elif not label.positive and not _is_number(kind):
@@ -98,11 +119,42 @@ def check_number(role: str, name: str, schema: pa.Schema, file: str) -> None:
 
 def encode_targets(targets: Targets, columns: Mapping[str, pa.Array], faults: Faults) -> EncodedTargets:
     """Tensors of all targets; bad rows are noted in `faults`."""
+    lists = {label.name: columns[label.name] for label in targets.labels if label.listed}
     return EncodedTargets(
-        {label.name: _encode_label(label, columns[label.name], faults) for label in targets.labels},
+        {
+            label.name: (_encode_list if label.listed else _encode_label)(label, columns[label.name], faults)
+            for label in targets.labels
+        },
+        {name: torch.from_numpy(_lengths(array)) for name, array in lists.items()},
         {name: _encode_weight(name, columns[name], faults) for name in targets.weights},
         {name: _encode_key(name, columns[name], faults) for name in targets.keys},
     )
+
+
+def _encode_list(label: Label, array: pa.Array, faults: Faults) -> Tensor:
+    """The labels of all candidates, those of the first row first."""
+    if array.null_count:
+        rows = np.flatnonzero(np.asarray(array.is_null()))
+        faults.add(
+            rows,
+            column=label.name,
+            feature=f"label {label.name}",
+            reason="the label is null",
+            values=[None] * len(rows),
+            remedy="give every row a list with a label for each candidate, or leave such rows out",
+        )
+    owners = np.repeat(np.arange(len(array)), _lengths(array))
+    own = Faults()
+    encoded = _encode_label(label, array.flatten(), own)
+    faults.add_all(own, owners)
+    return encoded
+
+
+def _lengths(array: pa.Array) -> npt.NDArray[np.int64]:
+    """The values of each list; 0 where it is null."""
+    lengths = pc.list_value_length(array).fill_null(0).cast(pa.int64())
+    found: npt.NDArray[np.int64] = lengths.to_numpy(zero_copy_only=False)
+    return found.copy()
 
 
 def _encode_label(label: Label, array: pa.Array, faults: Faults) -> Tensor:
@@ -220,6 +272,10 @@ def _note_not_finite(values: npt.NDArray[Any], column: str, feature: str, faults
 def _is_text(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _is_number(kind: pa.DataType) -> bool:

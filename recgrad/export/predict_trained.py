@@ -67,9 +67,10 @@ class TrainedRows:
                 check()
                 if not batch.size:
                     continue
-                found = task.predictions(task(batch))
-                scores = {name: as_array(values) for name, values in found.items()}
-                yield with_predictions(kept, scores, output_columns=outputs, flat=flat)
+                given = task(batch)
+                scores = {name: as_array(values) for name, values in task.predictions(given).items()}
+                lengths = as_array(given["lengths"]) if task.model.lists else None
+                yield with_predictions(kept, scores, output_columns=outputs, flat=flat, lengths=lengths)
 
 
 def load_for(asked: Prediction) -> Trained:

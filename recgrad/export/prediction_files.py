@@ -88,8 +88,14 @@ def with_predictions(
     *,
     output_columns: Sequence[str] = (),
     flat: bool = False,
+    lengths: npt.NDArray[Any] | None = None,
 ) -> pa.Table:
-    """The table with a column for each prediction; `flat` gives each class its own, for CSV has no lists."""
+    """The table with a column for each prediction; `flat` gives each class its own, for CSV has no lists.
+
+    With `lengths`, the number of candidates of each row, a row's predictions are a list.
+    """
+    if flat and lengths is not None:
+        raise RecgradError("predict: rows have lists of predictions, which CSV cannot hold; write parquet")
     unknown = [name for name in output_columns if name not in predictions]
     if unknown:
         raise RecgradError(
@@ -104,7 +110,10 @@ def with_predictions(
             for number in range(columns.shape[1]):
                 table = table.append_column(f"{name}_{number}", pa.array(columns[:, number]))
             continue
-        table = table.append_column(name, prediction_column(values))
+        column = prediction_column(values)
+        if lengths is not None:
+            column = pa.ListArray.from_arrays(pa.array(np.r_[0, lengths.cumsum()], pa.int32()), column)
+        table = table.append_column(name, column)
     twice = carried.intersection(table.column_names[len(carried) :])
     if twice:
         raise RecgradError(

@@ -43,6 +43,11 @@ class TrainedScorer:
         return scorer
 
     def _set(self, trained: Trained) -> None:
+        if trained.task.model.lists:
+            raise RecgradError(
+                "the model predicts a list for each row, one value a candidate; write the rows to a file, and "
+                "score it with recgrad predict"
+            )
         self._task, self._features = trained.task, trained.features
         self._encoder = FeatureEncoder(trained.features)
         self.features = tuple(feature.spec for feature in trained.features)

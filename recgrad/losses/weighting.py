@@ -38,6 +38,18 @@ def total_rows(rows: int, group: dist.ProcessGroup | None = None) -> int:
     return int(total)
 
 
+def mean_share(values: int, rows: int, group: dist.ProcessGroup | None = None) -> float:
+    """The factor of this rank's mean of so many values with which the mean by rows is that of all values.
+
+    A collective, as `normalize_weights` is: values · Σ rows / (rows · Σ values) over the ranks.
+    """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1):
+        return 1.0
+    total = torch.tensor([float(values), float(rows)], dtype=torch.float64)
+    dist.all_reduce(total, group=group)
+    return float(values * total[1] / (max(rows, 1) * total[0].clamp_min(1)))
+
+
 def task_space_weights(indicator: Tensor, inside: float, outside: float) -> Tensor:
     """`inside` for rows whose indicator label is above 0, `outside` for the rest, [rows]."""
     return torch.where(indicator.reshape(-1) > 0, inside, outside)

@@ -71,11 +71,17 @@ class Model(nn.Module):
 
     similarity: str = "INNER_PRODUCT"
     """How the vectors of two towers are compared; COSINE means that they are normalised."""
+    lists: ClassVar[bool] = False
+    """Whether a row has a list of candidates: labels and predictions are lists with a value for each."""
+
     needs_sampler: ClassVar[str | None] = None
     """What the sampler must draw, where only one kind will do: `positions`."""
 
     reads: ClassVar[GroupNeeds | None] = None
     """Groups that it finds by itself; None if its settings name them (`input: DeepInput`), or any will do."""
+
+    averages_candidates: bool = False
+    """Whether a candidate weighs the same on every rank, where rows have lists of them."""
 
     settings_method: ClassVar[str] = "build"
     """What takes the settings, and has their limits in its signature."""
@@ -100,6 +106,7 @@ class Model(nn.Module):
     ) -> None:
         super().__init__()
         self.tasks = tuple(tasks)
+        groups = self.planned(groups, features)
         self.use_pareto_loss_weight = False
         with seeded(seed):
             self.groups = FeatureGroups(
@@ -120,9 +127,20 @@ class Model(nn.Module):
         self._dense_half = _compiled(self.dense_half) if compile else self.dense_half
 
     @classmethod
+    def needs(cls, settings: Mapping[str, Any]) -> GroupNeeds | None:
+        """Groups that it finds by itself with these settings: `reads`."""
+        return cls.reads
+
+    @classmethod
     def tasks_of(cls, task: TaskSpec) -> tuple[TaskSpec, ...]:
         """What a model without towers predicts, from the losses and metrics of the config; one task here."""
         return (task,)
+
+    def planned(
+        self, groups: Sequence[FeatureGroup], features: Sequence[FeatureSpec]
+    ) -> Sequence[FeatureGroup]:
+        """The groups as they are planned."""
+        return groups
 
     def build(self, *args: Any, **params: Any) -> None:
         """Make the layers."""

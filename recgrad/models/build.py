@@ -30,6 +30,9 @@ CUSTOM = "custom_model"
 TOWERS = "task_towers"
 """The field of a multi-task model's message that holds its towers."""
 
+FUSED = "fusion_mtl_tower"
+"""The field of a message whose tasks share one tower, and have their own `task_configs` in it."""
+
 SETTINGS = {TOWERS: "towers"}
 """What classes call a field of their message, where that is another name."""
 
@@ -101,8 +104,20 @@ def _model_class(name: str, message: Any) -> tuple[type[Model], dict[str, Any]]:
     return cls, struct_to_dict(message.params)
 
 
-def _is_multi_task(message: Message) -> bool:
-    return TOWERS in message.DESCRIPTOR.fields_by_name
+def task_messages(message: Any) -> list[tuple[str, Any]] | None:
+    """Places and messages of the tasks of a multi-task model; None for a model of one task."""
+    if TOWERS in message.DESCRIPTOR.fields_by_name:
+        return [(f"{TOWERS}[{i}]", tower) for i, tower in enumerate(message.task_towers)]
+    if FUSED in message.DESCRIPTOR.fields_by_name:
+        tasks = enumerate(message.fusion_mtl_tower.task_configs)
+        return [(f"{FUSED}.task_configs[{i}]", task) for i, task in tasks]
+    return None
+
+
+def task_name(message: Any) -> str:
+    """What the message of a task calls it."""
+    named = "task_name" if "task_name" in message.DESCRIPTOR.fields_by_name else "tower_name"
+    return str(getattr(message, named))
 
 
 def plain(message: Message) -> dict[str, Any]:
@@ -148,8 +163,9 @@ def build_tasks(
     config: model_pb2.ModelConfig, message: Any, label_fields: Sequence[str], cls: type[Model]
 ) -> tuple[TaskSpec, ...]:
     """The tasks of a config: one for each task tower of the model's message, or one for the model."""
-    if _is_multi_task(message):
-        return tuple(map(_tower_task, message.task_towers))
+    messages = task_messages(message)
+    if messages is not None:
+        return tuple(_tower_task(place, task) for place, task in messages)
     return cls.tasks_of(_single_task(config, label_fields, cls))
 
 
@@ -161,13 +177,20 @@ def _single_task(config: model_pb2.ModelConfig, label_fields: Sequence[str], cls
     )
 
 
-def _tower_task(tower: Any) -> TaskSpec:
+def _tower_task(place: str, tower: Any) -> TaskSpec:
+    name = task_name(tower)
     return TaskSpec(
-        name=tower.tower_name,
+        name=name,
         label_name=tower.label_name,
         weighting=TaskWeighting.from_config(tower),
-        **_objectives(tower, f"task_towers[{tower.tower_name}]"),
+        bitmask=_signed(getattr(tower, "task_bitmask", 0)),
+        **_objectives(tower, f"{place.partition('[')[0]}[{name}]"),
     )
+
+
+def _signed(bits: int) -> int:
+    """The same 64 bits as a signed number."""
+    return bits - (1 << 64) if bits >= 1 << 63 else bits
 
 
 def _objectives(config: Any, where: str, unscored: bool = False) -> dict[str, Any]:

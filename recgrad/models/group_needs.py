@@ -10,7 +10,8 @@ from recgrad.errors import nearest
 from recgrad.limits import Rule, limits_of
 
 SEQUENCE, JAGGED = "SEQUENCE", "JAGGED_SEQUENCE"
-GroupType = Literal["DEEP", "WIDE", "SEQUENCE"]
+GroupType = Literal["DEEP", "WIDE", "SEQUENCE", "ROWS"]
+"""What a model reads a group as; ROWS is DEEP, or SEQUENCE with features of rows alone."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def group_problems(
         settings: of its message.
         groups: names and types.
     """
-    needs = getattr(model, "reads", None)  # a class_path may name anything
+    needs = needs_of(model, settings)
     if needs is not None and needs.first is None:
         yield from _own(name, needs, groups)
         return
@@ -74,6 +75,12 @@ def group_problems(
         if read and group not in [other for _, other, _ in read]:
             what = f"no tower of {name} reads the group '{group}'; name it, or remove it"
             yield f"feature_groups[{i}].group_name", what
+
+
+def needs_of(model: Any, settings: Mapping[str, Any]) -> GroupNeeds | None:
+    """The groups that a class finds by itself; a class_path may name anything."""
+    found: GroupNeeds | None = model.needs(settings) if hasattr(model, "needs") else None
+    return found
 
 
 def _named(model: Any, settings: Mapping[str, Any]) -> Iterator[tuple[str, str, GroupType]]:
@@ -101,13 +108,17 @@ def _own(name: str, needs: GroupNeeds, groups: Sequence[tuple[str, str]]) -> Ite
             yield f"feature_groups[{i}].group_name", what
     for group, kind in needs.needed.items():
         if group not in names:
-            yield "feature_groups", f"{name} needs a group '{group}' of type {kind}"
+            type = "DEEP" if kind == "ROWS" else kind
+            yield "feature_groups", f"{name} needs a group '{group}' of type {type}"
 
 
 def _of_type(
     name: str, groups: Sequence[tuple[str, str]], group: str, kind: GroupType
 ) -> Iterator[tuple[str, str]]:
     i, got = next((i, kind) for i, (other, kind) in enumerate(groups) if other == group)
+    if kind == "ROWS" and got in ("DEEP", SEQUENCE):
+        return
+    kind = "DEEP" if kind == "ROWS" else kind
     # Both kinds of sequences keep positions apart, and none of them is padded.
     if (SEQUENCE if got == JAGGED else got) != kind:
         yield f"feature_groups[{i}].group_type", f"{name} needs the group '{group}' to be {kind}, got {got}"

@@ -12,6 +12,7 @@ from recgrad.config.messages import struct_to_dict
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data.targets import Label, Targets
 from recgrad.losses import loss_class
+from recgrad.models.base import MODELS
 
 _KEYS = ("grouping_key", "session_name")
 
@@ -33,7 +34,9 @@ def find_targets(config: PipelineConfig) -> Targets:
         keys.update(dict.fromkeys([key for name in _KEYS for key in _text(message, name)]))
         keys.update(dict.fromkeys(_custom_keys(message)))
     positive = {item.label_field: tuple(item.values) for item in data.positive_labels}
-    labels = tuple(Label(name, count, positive.get(name, ())) for name, count in classes.items())
+    name = model.WhichOneof("model")
+    listed = name in MODELS and MODELS[name].lists
+    labels = tuple(Label(name, count, positive.get(name, ()), listed) for name, count in classes.items())
     return Targets(labels, tuple(weights), tuple(keys))
 
 

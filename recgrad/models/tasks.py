@@ -28,6 +28,7 @@ class TaskSpec:
         whole_model: the losses and metrics are the model's, although it has a name.
         retrieval: logits [rows, 1 + negatives] are similarities with the true item in column 0, so
             the label is 0 for every row and `label_name` is not read.
+        bitmask: the label is whether one of these bits of the column is set; 0 takes it as it is.
     """
 
     name: str = ""
@@ -41,6 +42,7 @@ class TaskSpec:
     training_only: bool = False
     whole_model: bool = False
     retrieval: bool = False
+    bitmask: int = 0
 
     @property
     def suffix(self) -> str:

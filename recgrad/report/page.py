@@ -254,14 +254,17 @@ def _predictions(
     rows = 0
     with torch.inference_mode():
         for batch in loader.epoch(0):
-            predictions = task.predictions(task(batch))
+            outputs = task(batch)
+            predictions = task.predictions(outputs)
             for spec in binary:
                 name = f"probs{spec.suffix}"
                 if name in predictions:
                     scores[spec.name].append(_of_positive(predictions[name].double().cpu().numpy()))
-                    labels[spec.name].append(batch.labels[spec.label_name].double().numpy())
+                    known = next(head for head in task.each_head() if head.spec is spec)
+                    labels[spec.name].append(known.labels(batch, outputs).double().numpy())
             for name, key in batch.keys.items():
-                keys.setdefault(name, []).append(key.numpy())
+                of_values = key[outputs["rows"].cpu()] if task.model.lists else key
+                keys.setdefault(name, []).append(of_values.numpy())
             rows += batch.size
             if rows >= MAX_DIAGNOSED_ROWS:
                 break

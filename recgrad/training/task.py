@@ -15,7 +15,7 @@ from recgrad.errors import ConfigError, DataError
 from recgrad.losses.base import weighted_mean
 from recgrad.losses.codes import CodeLoss
 from recgrad.losses.pareto import pareto_weights
-from recgrad.losses.weighting import normalize_weights, total_rows
+from recgrad.losses.weighting import mean_share, normalize_weights, total_rows
 from recgrad.metrics.base import Metric
 from recgrad.models.base import Model
 from recgrad.models.batch_ids import PreparedBatch
@@ -59,6 +59,9 @@ class Task(nn.Module):
     def losses(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Each term by name, and what is minimised as "total": their sum, or their Pareto sum."""
         by_head = [dict(head.losses(outputs, batch)) for head in self.each_head() if head.is_in(outputs)]
+        if self.model.averages_candidates:
+            share = mean_share(int(outputs["lengths"].sum()), batch.size)
+            by_head = [{name: loss * share for name, loss in head.items()} for head in by_head]
         terms = {name: loss for head in by_head for name, loss in head.items()}
         sums = [torch.stack(list(head.values())).sum() for head in by_head if head]
         total = self._combine(sums, batch.size)
@@ -173,7 +176,7 @@ class Head(nn.Module):
         if weights is not None and "rows" in outputs:
             weights = weights[outputs["rows"].to(weights.device)]
         for name, loss in zip(self._loss_names, self.spec.losses, strict=True):
-            session = None if loss.session_name is None else batch.keys[loss.session_name]
+            session = None if loss.session_name is None else _keys(batch, loss.session_name, outputs)
             if batch.size and loss.over_vectors and "users" in outputs:
                 vectors = (outputs["users"], outputs["items"], outputs["own"])
                 rows = loss.compare_vectors(*vectors, outputs.get("own_rows"))
@@ -213,7 +216,11 @@ class Head(nn.Module):
         """The label of each row, on the host; the first column is the true item of retrieval models."""
         if self.spec.retrieval:
             return torch.zeros(outputs[self.spec.logits].shape[0], dtype=torch.int64)
-        return batch.labels[self.spec.label_name]
+        name = self.spec.label_name
+        if "lengths" in outputs:
+            _check_lengths(batch, name, outputs["lengths"])
+        labels = batch.labels[name]
+        return ((labels.long() & self.spec.bitmask) != 0).long() if self.spec.bitmask else labels
 
     def update(self, metrics: Mapping[str, Metric], outputs: Outputs, batch: Batch) -> None:
         """Add a batch to some of this head's metrics, which are on the host."""
@@ -223,7 +230,7 @@ class Head(nn.Module):
         for metric in metrics.values():
             if metric.needs_key:
                 assert metric.grouping_key is not None
-                metric.update(scores, labels, batch.keys[metric.grouping_key])
+                metric.update(scores, labels, _keys(batch, metric.grouping_key, outputs))
             else:
                 metric.update(scores, labels)
 
@@ -255,6 +262,24 @@ class CodesHead(Head):
         names = ("reconstruction", "vectors", "codes")
         for metric in metrics.values():
             metric.update(*(outputs[name].detach().cpu() for name in names))
+
+
+def _keys(batch: Batch, name: str, outputs: Outputs) -> Tensor:
+    """The key of each row, or of each of its candidates."""
+    keys = batch.keys[name]
+    return keys[outputs["rows"].cpu()] if "lengths" in outputs else keys
+
+
+def _check_lengths(batch: Batch, name: str, candidates: Tensor) -> None:
+    """Refuse a row that has not as many labels as candidates."""
+    labels = batch.label_lengths[name]
+    wrong = (labels != candidates.cpu()).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        raise DataError(
+            f"label {name}: {int(labels[row])} labels for {int(candidates[row])} candidates "
+            f"({batch.name_row(row)}); write one for each, and let sequence_length cut none off"
+        )
 
 
 def _named(spec: TaskSpec, metrics: Sequence[Metric]) -> dict[str, Metric]:

@@ -25,11 +25,19 @@ def chain(*widths):
 
 MASK = 30 + 2 * (chain(15, 15, 15) + chain(15, 6) + 12) + chain(12, 5)
 TOWERS = chain(5, 5, 1) + chain(5, 1)
+HSTU_RANKING = (
+    2 * (4 * 6 + 6) + 2 * (chain(5, 5, 6) + 10 + 12) + (16 + 9) * 6
+    + 2 * (12 + chain(6, 24) + 18 * 6 + 12) + 12 + chain(6, 4, 2)
+)  # fmt: skip
 COUNTS = {
     # Places, the history's projection, the item tower; six linear maps and two norms a block, a last norm.
     "sasrec": 3 * 6 + chain(5, 6) + chain(8, 5, 6) + 2 * (6 * chain(6, 6) + 24) + 12,
     # Places, the item tower; a layer has U, V, Q, K, biases of 2·3 − 1 distances and of 129 spans of time.
     "hstu": 3 * 4 + chain(4, 5, 4) + 2 * (4 * 16 + 5 + 129 + chain(4, 4)),
+    # Tokens of two features, the MLPs of contents and items with their norms, tables of places and times, two
+    # layers (a norm, UVQK, an output, a norm), a norm; the tower of two tasks.
+    "dlrm_hstu": HSTU_RANKING,
+    "ultra_hstu": HSTU_RANKING,
     "wide_and_deep": chain(15, 8, 5) + chain(6, 5, 1),
     "deepfm": chain(15, 8, 5, 1),
     "dlrm": chain(3, 4) + chain(6 + 16, 5, 1),
@@ -305,7 +313,6 @@ def test_refused_configs(case, config_of, build):
 
 
 TAKEN_FOR_GRANTED = """
-deepfm | kernel: TRITON | kernel: 'kernel' is not supported yet
 deepfm | use_pareto_loss_weight: true | use_pareto_loss_weight: needs a model of two or more task_towers
 deepfm | ENCODERS {} } | sequence_encoders[0]: names no encoder
 mmoe   | num_class: 2 | num_class of a multi-task model belongs into its task_towers

@@ -38,6 +38,9 @@ def test_outputs_are_the_logits_of_every_task(name, build, batch):
     for task in model.tasks:
         compared = 6 if getattr(model, "in_batch_negative", False) else 1  # with other rows, or the own item
         shape = (6, compared) if task.retrieval else (6,)
+        if model.lists:
+            shape = (int(outputs["lengths"].sum()),)
+            assert outputs["rows"].bincount(minlength=6).equal(outputs["lengths"])
         assert outputs[task.logits].shape == shape
         assert outputs[task.logits].isfinite().all()
 
@@ -121,6 +124,11 @@ def test_rows_do_not_influence_each_other_in_evaluation(name, build, features, b
     both = model(pair)
     for row in range(2):
         alone = model(one_row(pair, row))
+        if model.lists:
+            own = both["rows"] == row
+            for task in model.tasks:
+                torch.testing.assert_close(alone[task.logits], both[task.logits][own], rtol=1e-12, atol=1e-12)
+            continue
         for key, value in alone.items():
             torch.testing.assert_close(value[0], both[key][row], rtol=1e-12, atol=1e-12)
 

@@ -156,7 +156,8 @@ def widened(config):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, model in MODELS.items() if not (model.retrieval or model.learns_codes)]
+    "name",
+    [n for n, model in MODELS.items() if not (model.retrieval or model.learns_codes or model.lists)],
 )
 def test_learns_planted_data(name, build, config_of, features, data):
     single = [spec if spec.name != "b" else type(spec)(**{**vars(spec), "value_dim": 1}) for spec in features]

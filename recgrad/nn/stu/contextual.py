@@ -108,7 +108,7 @@ class ParameterizedMLP(nn.Module):
         residual, weights = self.residual(hidden).repeat(times, 1), weights.repeat(times, 1, 1)
         padded = pad(x, segments)
         out = torch.baddbmm(residual.unsqueeze(1), padded, weights).flatten(0, 1)
-        return out.index_select(0, segments.rows * padded.shape[1] + segments.places())
+        return out.index_select(0, segments.inside() * padded.shape[1] + segments.places())
 
 
 _KINDS = {"simple_mlp": SimpleMLP, "parameterized_mlp": ParameterizedMLP}

@@ -65,7 +65,9 @@ class PositionalEncoder(nn.Module):
 
     def places(self, tokens: Tokens) -> Tensor:
         """int64 [tokens]: the place whose vector each token gets."""
-        place, rows = tokens.segments.places(), tokens.segments.rows
+        place, rows = tokens.segments.places(), tokens.segments.inside()
+        if torch.compiler.is_exporting():
+            place = place.clamp(min=0)  # of places that belong to no row
         ends = tokens.history_ends().index_select(0, rows)
         if not self.use_time_encoding:
             return torch.minimum(place, ends.clamp(max=self.last))
@@ -76,10 +78,10 @@ class PositionalEncoder(nn.Module):
         """int64 [tokens]: the bucket of each token's time."""
         segments = tokens.segments
         if query_times is None:
-            last = (segments.offsets + segments.lengths - 1).index_select(0, segments.rows)
+            last = (segments.offsets + segments.lengths - 1).clamp(min=0).index_select(0, segments.inside())
             anchors = tokens.times.index_select(0, last)
         else:
-            anchors = query_times.index_select(0, segments.rows)
+            anchors = query_times.index_select(0, segments.inside())
         apart = (anchors - tokens.times).clamp(min=_FLOOR) / self.increments
         return ((self.function(apart) / self.buckets).clamp(0, 1) * self.buckets).long()
 

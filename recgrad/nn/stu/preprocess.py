@@ -72,9 +72,10 @@ class Preprocessor(nn.Module):
         """Tokens of the history, and of candidates."""
         raise NotImplementedError
 
-    def own_candidates(self, candidates: Tokens) -> Tokens:
-        """One token for each candidate."""
-        return candidates
+    @property
+    def candidate_tokens(self) -> int:
+        """The tokens of a candidate, of which the first counts."""
+        return 1
 
     def _acted(self, given: HSTUInput, both: Segments) -> Tensor:
         """Vectors of actions, of all events of the history and then of all candidates."""
@@ -135,13 +136,10 @@ class ContextualPreprocessor(Preprocessor):
         turns = [_in_turns(halves[0], acted[:count]), halves[1]]
         return [turns[0], _in_turns(halves[1], acted[count:])] if self.training else turns
 
-    def own_candidates(self, candidates: Tokens) -> Tokens:
-        """One token for each candidate: the first of its two."""
-        if not (self.interleaves and self.training):
-            return candidates
-        values, times = candidates.values[::2], candidates.times[::2]
-        lengths = candidates.segments.lengths // 2
-        return Tokens(values, times, Segments.from_lengths(lengths, values.shape[0]), lengths)
+    @property
+    def candidate_tokens(self) -> int:
+        """Two in training where items and actions take turns."""
+        return 2 if self.interleaves and self.training else 1
 
 
 class UIHPreprocessor(Preprocessor):

@@ -101,5 +101,5 @@ class HSTU(nn.Module):
                 tokens = tokens.tail(self.tail)
             tokens = tokens.with_values(layer(tokens.values, tokens.segments, tokens.targets))
         if given.candidates is not None:
-            tokens = self.preprocessor.own_candidates(tokens.candidates())
+            tokens = tokens.candidates(given.candidates.segments, self.preprocessor.candidate_tokens)
         return replace(tokens, values=self.postprocessor(tokens))

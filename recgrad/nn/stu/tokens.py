@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from recgrad.nn.jagged import Segments
@@ -36,26 +37,26 @@ class Tokens:
         """int64 [rows]: where candidates begin in each row."""
         return self.segments.lengths - self.targets
 
-    def candidates(self) -> Tokens:
-        """The candidates alone."""
-        place = self.segments.places()
-        chosen = place >= self.history_ends()[self.segments.rows]
-        return self._kept(chosen, self.targets, contextual=0)
+    def candidates(self, segments: Segments, tokens: int = 1) -> Tokens:
+        """The candidates alone, which are these; of each the first of its `tokens`."""
+        begins = (self.segments.offsets + self.history_ends()).index_select(0, segments.inside())
+        index = begins + tokens * segments.places()
+        values, times = self.values.index_select(0, index), self.times.index_select(0, index)
+        return Tokens(values, times, segments, segments.lengths)
 
     def tail(self, count: int) -> Tokens:
         """Contextual tokens, the last `count` of the history, and candidates."""
+        if torch.compiler.is_exporting():
+            raise ValueError("attn_truncation_split_layer: a model that cuts histories between layers has no ONNX")
         place, rows = self.segments.places(), self.segments.rows
         ends = self.history_ends()
         chosen = (place < self.contextual) | (place >= (ends - count)[rows])
         dropped = (ends - self.contextual - count).clamp(min=0)
-        return self._kept(chosen, self.segments.lengths - dropped, contextual=self.contextual)
+        index = chosen.nonzero().squeeze(1)
+        segments = Segments.from_lengths(self.segments.lengths - dropped, index.shape[0])
+        values, times = self.values.index_select(0, index), self.times.index_select(0, index)
+        return Tokens(values, times, segments, self.targets, self.contextual)
 
     def last(self) -> Tensor:
         """[rows, dim]: the last token of each row, 0 where it has none."""
         return last_positions(self.values, self.segments)
-
-    def _kept(self, chosen: Tensor, lengths: Tensor, contextual: int) -> Tokens:
-        index = chosen.nonzero().squeeze(1)
-        segments = Segments.from_lengths(lengths, index.shape[0])
-        values, times = self.values.index_select(0, index), self.times.index_select(0, index)
-        return Tokens(values, times, segments, self.targets, contextual)
