@@ -109,6 +109,11 @@ def write_bundle(
     target: Path, trained: Trained, golden: pa.Table, *, precision: str, asset_files: Sequence[str] = ()
 ) -> Manifest:
     """Write a trained model as a bundle, whole or not at all; `golden` are rows to try it with."""
+    if trained.task.model.lists:
+        raise RecgradError(
+            "export: the model predicts a list for each row, one value a candidate, and bundles hold one "
+            "value a row; score with recgrad predict"
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with staged_folder(target) as folder:

@@ -102,7 +102,7 @@ class HSTURanking(Model):
             events.take(self.groups)
         contextual = contextual_shape(self.groups, joined=concat_contextual_features)
         candidate_dim = self.groups.sequence_dim(CANDIDATES.values)
-        self.hstu = nn.ModuleList(
+        stacks = [
             HSTU(
                 max_seq_len=max_seq_len,
                 contextual=contextual,
@@ -111,8 +111,9 @@ class HSTURanking(Model):
                 **given,
             )
             for given, events in zip(channels, self.histories, strict=True)
-        )
-        dim = sum(int(channel.dim) for channel in self.hstu)  # type: ignore[arg-type]
+        ]
+        self.hstu = nn.ModuleList(stacks)
+        dim = sum(stack.dim for stack in stacks)
         self.items = SimpleMLP(candidate_dim, dim, 0, hidden_dim=item_embedding_hidden_dim)
         self.fusion = MLP(dim, **(fusion_mtl_tower.get("mlp") or {}))
         self.widths = [task.num_logits for task in self.tasks]

@@ -34,8 +34,8 @@ def find_targets(config: PipelineConfig) -> Targets:
         keys.update(dict.fromkeys([key for name in _KEYS for key in _text(message, name)]))
         keys.update(dict.fromkeys(_custom_keys(message)))
     positive = {item.label_field: tuple(item.values) for item in data.positive_labels}
-    name = model.WhichOneof("model")
-    listed = name in MODELS and MODELS[name].lists
+    chosen = str(model.WhichOneof("model"))
+    listed = chosen in MODELS and MODELS[chosen].lists
     labels = tuple(Label(name, count, positive.get(name, ()), listed) for name, count in classes.items())
     return Targets(labels, tuple(weights), tuple(keys))
 

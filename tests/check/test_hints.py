@@ -280,6 +280,13 @@ def test_what_would_change_nothing_is_a_hint(hints: Hints, field: str, reason: s
     assert hints({path: False}) == []
 
 
+@pytest.mark.parametrize("kernel", ["TRITON", "CUTLASS"])
+def test_kernels_of_gpus_are_answered_by_ours(hints: Hints, kernel: str) -> None:
+    path = "model_config.kernel"
+    assert hints({path: kernel}) == [f"{path}: has no effect here: Recgrad's own kernels compute the same"]
+    assert hints({path: "PYTORCH"}) == []
+
+
 def test_features_in_no_group(hints: Hints) -> None:
     assert hints({"model_config.feature_groups[2].feature_names[0]": None}) == [
         "feature_configs[0].raw_feature: 'int_0' is in no feature group"

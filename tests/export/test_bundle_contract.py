@@ -7,11 +7,12 @@ import pyarrow as pa
 import pytest
 import torch
 
+from recgrad.errors import RecgradError
 from recgrad.export.bundle import encoded_batch, write_bundle
 from recgrad.models.base import MODELS
 from recgrad.serving.scorer import Scorer
 
-NAMES = sorted(MODELS)
+NAMES = [name for name in sorted(MODELS) if not MODELS[name].lists]
 pytestmark = pytest.mark.usefixtures("_one_registry")
 
 
@@ -41,6 +42,12 @@ def test_a_bundle_scores_as_the_model_does(name, tmp_path, make_rows, make_train
             vectors = model.task.model.embed(encoded_batch(model.features, table), tower)
         np.testing.assert_allclose(scorer.embed(own, tower), vectors.numpy(), rtol=0, atol=1e-6)
     _check_candidates(scorer, table)
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(MODELS) if MODELS[name].lists])
+def test_a_model_of_lists_is_refused(name, tmp_path, make_rows, make_trained):
+    with pytest.raises(RecgradError, match="bundles hold one value a row; score with recgrad predict"):
+        write_bundle(tmp_path / "bundle", make_trained(name), make_rows(6), precision="FP32")
 
 
 def _check_candidates(scorer, table):

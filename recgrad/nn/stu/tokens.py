@@ -47,7 +47,9 @@ class Tokens:
     def tail(self, count: int) -> Tokens:
         """Contextual tokens, the last `count` of the history, and candidates."""
         if torch.compiler.is_exporting():
-            raise ValueError("attn_truncation_split_layer: a model that cuts histories between layers has no ONNX")
+            raise ValueError(
+                "attn_truncation_split_layer: a model that cuts histories between layers has no ONNX"
+            )
         place, rows = self.segments.places(), self.segments.rows
         ends = self.history_ends()
         chosen = (place < self.contextual) | (place >= (ends - count)[rows])
