@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from recgrad.models.dcn_v2 import DCNV2 as DCNV2
     from recgrad.models.deepfm import DeepFM as DeepFM
     from recgrad.models.dlrm import DLRM as DLRM
+    from recgrad.models.dlrm_hstu import DlrmHSTU as DlrmHSTU
     from recgrad.models.dssm import DSSM as DSSM
     from recgrad.models.dssm_v2 import DSSMV2 as DSSMV2
     from recgrad.models.esmm import ESMM as ESMM
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from recgrad.models.simple_multi_task import SimpleMultiTask as SimpleMultiTask
     from recgrad.models.stem import STEM as STEM
     from recgrad.models.tdm import TDM as TDM
+    from recgrad.models.ultra_hstu import UltraHSTU as UltraHSTU
     from recgrad.models.wide_and_deep import WideAndDeep as WideAndDeep
     from recgrad.models.wukong import WuKong as WuKong
     from recgrad.models.xdeepfm import XDeepFM as XDeepFM
@@ -52,6 +54,7 @@ HOMES = {
     "DCNV2": "recgrad.models.dcn_v2",
     "DeepFM": "recgrad.models.deepfm",
     "DLRM": "recgrad.models.dlrm",
+    "DlrmHSTU": "recgrad.models.dlrm_hstu",
     "DSSM": "recgrad.models.dssm",
     "DSSMV2": "recgrad.models.dssm_v2",
     "ESMM": "recgrad.models.esmm",
@@ -78,6 +81,7 @@ HOMES = {
     "SimpleMultiTask": "recgrad.models.simple_multi_task",
     "STEM": "recgrad.models.stem",
     "TDM": "recgrad.models.tdm",
+    "UltraHSTU": "recgrad.models.ultra_hstu",
     "WideAndDeep": "recgrad.models.wide_and_deep",
     "WuKong": "recgrad.models.wukong",
     "XDeepFM": "recgrad.models.xdeepfm",
