@@ -45,8 +45,8 @@ class TrainedScorer:
     def _set(self, trained: Trained) -> None:
         if trained.task.model.lists:
             raise RecgradError(
-                "the model predicts a list for each row, one value a candidate; write the rows to a file, and "
-                "score it with recgrad predict"
+                "the model predicts a list for each row, one value a candidate; write the rows to a file, "
+                "and score it with recgrad predict"
             )
         self._task, self._features = trained.task, trained.features
         self._encoder = FeatureEncoder(trained.features)
