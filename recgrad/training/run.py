@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -45,6 +45,7 @@ from recgrad.training.checkpoint.staging import remove_leftovers
 from recgrad.training.evaluator import Progress, evaluated_weights
 from recgrad.training.evaluator import evaluate as evaluate_task
 from recgrad.training.failed_start import VERSION_FILE, remove_failed_start
+from recgrad.training.hook import Hook
 from recgrad.training.hooks.console import log_progress
 from recgrad.training.model_lock import LOCK_NAME, hold_model_dir
 from recgrad.training.own_tables import DATA_FOLDER, with_own_rows
@@ -83,6 +84,7 @@ def train(
     ignore_restore_optimizer: bool = False,
     device: str | torch.device = "auto",
     custom_code: bool = True,
+    hooks: Sequence[Hook] = (),
 ) -> TrainResult:
     """Train from a config: a path, a message or a dict. The other arguments override it.
 
@@ -93,7 +95,8 @@ def train(
     Under torchrun every process calls this, and they train together. The dense half computes on
     `device`: auto (GPUs where each process can have one), cpu or cuda; a torch.device is
     taken as it is. Tables stay in host memory with one process. Without `custom_code` a config that
-    names classes by import path is refused before any is imported.
+    names classes by import path is refused before any is imported. `hooks` are called before those of
+    the config, on every process.
     """
     timeout_secs = meeting_timeout(config, edit_config_json)
     edit_config_json, paths = with_own_rows(
@@ -141,7 +144,7 @@ def train(
             _say_device(processes.device)
         again = f" --device {device}" if isinstance(device, str) and device != "auto" else ""
         again += "" if custom_code else " --no_custom_code"
-        return _run(effective, training, state, checkpoints, folder, again)
+        return _run(effective, training, state, checkpoints, folder, again, hooks)
 
 
 @computing()
@@ -273,6 +276,7 @@ def _run(
     checkpoints: CheckpointManager,
     folder: Path,
     flags: str,
+    own_hooks: Sequence[Hook] = (),
 ) -> TrainResult:
     """Train from `state` on; `flags` are those that a command to resume needs."""
 
@@ -306,6 +310,7 @@ def _run(
             directions = {} if catalogue is None else catalogue.directions()
             directions |= training.task.metric_directions()
             hooks = build_hooks(config, folder, writes=processes.is_main, directions=directions)
+            hooks = [*own_hooks, *hooks]
         trainer = Trainer(
             task=training.task,
             loader=training.train_loader,

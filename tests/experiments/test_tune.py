@@ -1,0 +1,169 @@
+"""`recgrad tune`: spaces, trials that are ordinary runs, resuming, and what it writes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recgrad.cli.main import main
+from recgrad.config import PipelineConfig, edit_config, load_config
+from recgrad.config.expand import expand_config
+from recgrad.errors import ConfigError, RecgradError
+from recgrad.experiments.runs import find_runs
+from recgrad.experiments.space import Dimension, check_space, default_space, edits_of, load_space
+from recgrad.experiments.tune import TuneSettings, find_metric, open_study, resume_killed, run_trials
+from recgrad.experiments.tune_page import importance, write_page
+from recgrad.starting import InitSettings, begin
+
+optuna = pytest.importorskip("optuna")
+LR = "train_config.sparse_optimizer.adagrad_optimizer.lr"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tune")
+    rng = np.random.default_rng(0)
+    user, item = rng.integers(0, 40, 1200), rng.integers(0, 30, 1200)
+    click = (rng.random(1200) < np.where(user % 2 == item % 2, 0.7, 0.2)).astype(int)
+    pq.write_table(pa.table({"user_id": user, "item_id": item, "click": click}), folder / "log.parquet")
+    return begin(InitSettings(str(folder / "log.parquet"), str(folder / "out"))).config
+
+
+@pytest.fixture(scope="module")
+def config(path: Path) -> PipelineConfig:
+    return expand_config(load_config(path))
+
+
+def settings_of(config: PipelineConfig, out: Path, trials: int, **more: Any) -> TuneSettings:
+    space = [Dimension(LR, "log", (1e-4, 0.5))]
+    return TuneSettings(config, space, out, trials, "auc", True, **more)
+
+
+def test_the_default_space_fits_the_config(config: PipelineConfig) -> None:
+    space = default_space(config)
+    check_space(config, space)
+    assert {dimension.path.rpartition(".")[2] for dimension in space} == {
+        "lr",
+        "weight_decay",
+        "batch_size",
+        "embedding_dim",
+        "hidden_units",
+        "dropout_ratio",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a.lr: {log: [0, 1]}", "two rising numbers"),
+        ("a.lr: {log: [2, 1]}", "two rising numbers"),
+        ("a.lr: {lag: [1, 2]}", "did you mean 'log'?"),
+        ("a.lr: 3", "expected one of"),
+        ("a.lr: {range: 3}", "needs a list"),
+        ("a.lr: {range: [1, 2], step: 2}", "step goes with int"),
+        ("- a", "expected paths"),
+        ("a: [", "is no YAML"),
+    ],
+)
+def test_spaces_that_make_no_sense(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(RecgradError) as caught:
+        load_space(tmp_path / "s.yaml")
+    assert message in str(caught.value)
+
+
+def test_a_space_must_fit_the_config(config: PipelineConfig, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(
+        "train_config.sede: {int: [1, 4]}\ndata_config.batch_size: {choices: [x]}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        check_space(config, load_space(tmp_path / "s.yaml"))
+    assert "sede" in str(caught.value)
+    assert "batch_size" in str(caught.value)
+
+
+def test_several_paths_get_one_value() -> None:
+    assert edits_of({"a.b; c.d": 3, "e": "[1, 2]"}) == {"a.b": 3, "c.d": 3, "e": "[1, 2]"}
+
+
+def test_the_metric_to_go_by(config: PipelineConfig) -> None:
+    assert find_metric(config, "") == ("auc", True)
+    assert find_metric(config, "grouped_auc") == ("grouped_auc", True)
+    with pytest.raises(RecgradError, match="did you mean 'auc'"):
+        find_metric(config, "auk")
+    with pytest.raises(RecgradError, match="eval_input_path is empty"):
+        find_metric(edit_config(config, {"eval_input_path": ""}), "")
+
+
+def test_a_search_end_to_end(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s.yaml").write_text(f"{LR}: {{log: [0.0001, 0.5]}}\n")
+    command = ["tune", str(path), "--space", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "t")]
+    command += ["--num-threads", "1"]
+    assert main([*command, "--trials", "3"]) == 0
+    printed = capsys.readouterr().out
+    runs = find_runs(tmp_path / "t")
+    assert [run.folder.name for run in runs] == ["trial-0000", "trial-0001", "trial-0002"]
+    best = max(runs, key=lambda run: run.best["auc"])
+    written = load_config(tmp_path / "t" / "best.config")
+    chosen = written.train_config.sparse_optimizer.adagrad_optimizer.lr
+    assert chosen == best.config.train_config.sparse_optimizer.adagrad_optimizer.lr
+    assert f"best auc {best.best['auc']:.6f}" in printed
+    assert "<svg" in (tmp_path / "t" / "report.html").read_text()
+    assert main([*command, "--trials", "4"]) == 0
+    assert len(find_runs(tmp_path / "t")) == 4, "the first three count"
+    assert main([*command, "--trials", "0"]) == 2
+
+
+def test_a_killed_trial_goes_on_in_its_folder(config: PipelineConfig, tmp_path: Path) -> None:
+    settings = settings_of(config, tmp_path, 1)
+    study = open_study(settings)
+    trial = study.ask()
+    rate = settings.space[0].suggest(trial)
+    trial.set_user_attr("folder", "trial-0000")
+    trial.set_user_attr("owner", "elsewhere:1")
+    assert resume_killed(study) == 0, "another machine's may be at work"
+    assert resume_killed(study, alive=lambda owner: False) == 1
+    run_trials(study, settings, lambda text: None)
+    runs = find_runs(tmp_path)
+    assert [run.folder.name for run in runs] == ["trial-0000"]
+    assert runs[0].config.train_config.sparse_optimizer.adagrad_optimizer.lr == pytest.approx(rate, rel=1e-6)
+
+
+def test_trials_that_fall_behind_are_stopped(config: PipelineConfig, tmp_path: Path) -> None:
+    often = {"train_config.save_checkpoints_steps": 2, "train_config.num_epochs": 2}
+    settings = settings_of(edit_config(config, often), tmp_path, 1)
+    study = open_study(settings)
+    for number in range(12):  # others, that were perfect from the start
+        done = study.ask(
+            fixed_distributions={LR: optuna.distributions.FloatDistribution(1e-4, 0.5, log=True)}
+        )
+        for step in range(1, 9):
+            done.report(1.0 + number, step)
+        study.tell(done, 1.0)
+    said: list[str] = []
+    run_trials(study, TuneSettings(**{**vars(settings), "trials": 15}), said.append)
+    # Hyperband lets some trials run on, whatever they reach; which, depends on their numbers alone.
+    stopped = [run for run in find_runs(tmp_path) if run.state.startswith("stopped by the search")]
+    assert len(stopped) == sum("stopped early" in text for text in said) > 0
+    assert importance(study).keys() <= {LR}
+    assert "trial" in write_page(study, "auc", tmp_path / "r.html").read_text()
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_study(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(f"{LR}: {{log: [0.0001, 0.5]}}\n")
+    command = [sys.executable, "-m", "recgrad", "tune", str(path), "--space", str(tmp_path / "s.yaml")]
+    command += ["--out", str(tmp_path / "t"), "--trials", "4", "--jobs", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rates = [
+        run.config.train_config.sparse_optimizer.adagrad_optimizer.lr for run in find_runs(tmp_path / "t")
+    ]
+    assert len(rates) == len(set(rates)) == 4
