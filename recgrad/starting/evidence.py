@@ -13,6 +13,7 @@ from recgrad.data.arrow_columns import one_chunk
 from recgrad.data.hashing import hash_array
 
 _MIN_PAIRS = 20
+_MODE_ROWS = 20_000
 _CONSTANT = 0.95
 
 
@@ -33,10 +34,10 @@ class Evidence:
     lift: float = 1.0
 
 
-def tells(values: pa.ChunkedArray, target: Any) -> Evidence:
-    """What a column tells of the label (0, 1, NaN for unknown)."""
+def tells(values: pa.ChunkedArray, codes: Any, target: Any) -> Evidence:
+    """What a column tells of the label (0, 1, NaN for unknown); `codes` are those of its values."""
     known = np.isfinite(target)
-    codes = _codes(one_chunk(values))[known]
+    codes = codes[known]
     labels = target[known]
     if not 0 < labels.sum() < len(labels):
         return Evidence(0.5)
@@ -56,32 +57,34 @@ def tells(values: pa.ChunkedArray, target: Any) -> Evidence:
     return Evidence(auc, 1 - rate, 0, (1 - rate) / (1 - base))
 
 
-def constant_within(sample: pa.Table, name: str, group: str) -> bool:
-    """Whether a column has one value for each value of another, as far as the sample shows it.
+class Groups:
+    """Rows of the sample side by side by a column, such as those of a user."""
 
-    Pairs of rows of a group are compared, of which not both have the commonest value: of rare events most
-    pairs would agree by chance.
-    """
-    keys = hash_array(_plain(sample.column(group))).view(np.int64)
-    values = _codes(one_chunk(sample.column(name)))
-    order = np.lexsort((np.arange(len(keys)), keys))
-    keys, values = keys[order], values[order]
-    known, counts = np.unique(values, return_counts=True)
-    usual = known[np.argmax(counts)]
-    left, right = values[:-1], values[1:]
-    pairs = (keys[1:] == keys[:-1]) & ((left != usual) | (right != usual))
-    if pairs.sum() < _MIN_PAIRS:
-        return False
-    return bool((left == right)[pairs].mean() > _CONSTANT)
+    def __init__(self, sample: pa.Table, name: str) -> None:
+        keys = codes_of(sample.column(name))
+        self._order = np.argsort(keys, kind="stable")
+        keys = keys[self._order]
+        self._same = keys[1:] == keys[:-1]
+
+    def share_one_value(self, codes: Any) -> bool:
+        """Whether rows of a group have the same value, as far as the sample shows it.
+
+        Pairs of rows are compared of which not both have the commonest value: of rare events most pairs
+        would agree by chance.
+        """
+        values = codes[self._order]
+        known, counts = np.unique(values[:_MODE_ROWS], return_counts=True)
+        usual = known[np.argmax(counts)]
+        left, right = values[:-1], values[1:]
+        pairs = self._same & ((left != usual) | (right != usual))
+        if pairs.sum() < _MIN_PAIRS:
+            return False
+        return bool((left == right)[pairs].mean() > _CONSTANT)
 
 
-def _plain(column: pa.ChunkedArray) -> pa.Array:
+def codes_of(column: pa.ChunkedArray) -> Any:
+    """A whole number for each row, the same for the same value."""
     array = one_chunk(column)
-    return array.cast(pa.string()) if pa.types.is_floating(array.type) else array
-
-
-def _codes(array: pa.Array) -> Any:
-    """A whole number for each value, the same for the same value; order is that of the values for numbers."""
     kind = array.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         # Lists are compared by length and by the sum of the hashes of their items.

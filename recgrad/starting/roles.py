@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from recgrad.data.arrow_columns import one_chunk
 from recgrad.errors import DataError, nearest
-from recgrad.starting.evidence import constant_within, tells
+from recgrad.starting.evidence import Evidence, Groups, codes_of, tells
 from recgrad.starting.naming import (
     CODE_NAME,
     ITEMS,
@@ -135,16 +135,21 @@ def find_roles(profile: Profile, asked: Asked) -> Roles:
     positives = {name: _check_label(profile, name) for name in labels}
     target = _target(profile, labels[0], positives[labels[0]])
     sample = profile.sample
-    sides: dict[str, str] = {}
+    groups = {side: Groups(sample, name) for side, name in (("user", user), ("item", item)) if name}
+    sides: dict[str, str] = {user: "user", item: "item"}
+    codes: dict[str, Any] = {}
     for name, column in profile.columns.items():
         if is_plain(column.kind) or is_list(column.kind):
-            sides[name] = _side(sample, name, user, item)
+            codes[name] = codes_of(sample.column(name))
+            shared = (side for side, group in groups.items() if group.share_one_value(codes[name]))
+            sides.setdefault(name, next(shared, "context"))
     choices = []
     for name, column in profile.columns.items():
         choice = _special(column, labels, user, item, time, positives, asked)
         choice = choice or _useless(profile, column, asked)
         if choice is None and name not in asked.keep:
-            choice = _leak(profile, column, target, labels, sides.get(name, "context"), bool(user or item))
+            evidence = tells(sample.column(name), codes[name], target)
+            choice = _leak(column, evidence, labels[0], sides.get(name, "context"), bool(user or item))
         choice = choice or _input(profile, column, item)
         choice.side = sides.get(name, "context")
         choices.append(choice)
@@ -198,14 +203,6 @@ def _target(profile: Profile, name: str, positive: str) -> np.ndarray[Any, Any]:
         found = column
     values: np.ndarray[Any, Any] = np.asarray(found.cast(pa.float64()).to_numpy(zero_copy_only=False))
     return values
-
-
-def _side(sample: pa.Table, name: str, user: str, item: str) -> str:
-    if name in (user, item):
-        return "user" if name == user else "item"
-    if user and constant_within(sample, name, user):
-        return "user"
-    return "item" if item and constant_within(sample, name, item) else "context"
 
 
 def _special(
@@ -263,15 +260,10 @@ def _counts_rows(profile: Profile, name: str) -> bool:
     return rises or bool(re.search(r"(^|_)(id|index|row|no|key)$", name, re.IGNORECASE))
 
 
-def _leak(
-    profile: Profile, column: Column, target: Any, labels: Sequence[str], side: str, known_sides: bool
-) -> Choice | None:
+def _leak(column: Column, evidence: Evidence, label: str, side: str, known_sides: bool) -> Choice | None:
     """An outcome of the same row, which is not known when a row is scored."""
-    label = labels[0]
-    values = profile.sample.column(column.name)
     if is_list(column.kind):
         return None
-    evidence = tells(values, target)
     if evidence.auc > LEAK_AUC:
         return Choice(column, "outcome", f"tells {label} by itself (AUC {evidence.auc:.3f})")
     if side != "context":
