@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -11,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from recgrad.data.plain import layout
+from recgrad.data.plain.encoder import Cells
 from recgrad.serving import json_kernel as kernel
 from recgrad.serving.columns import Columns
 
@@ -25,6 +28,16 @@ _KINDS = {
     pa.lib.Type_LARGE_STRING: kernel.TEXT,
     pa.lib.Type_BOOL: kernel.BOOL,
 }
+_LAYOUT = {
+    **dict.fromkeys(
+        (kind for kind, read in _KINDS.items() if read in (kernel.INT, kernel.BOOL)), layout.INT64
+    ),
+    pa.lib.Type_DOUBLE: layout.FLOAT64,
+    pa.lib.Type_FLOAT: layout.WIDE_FLOAT32,
+    pa.lib.Type_STRING: layout.SPANS,
+    pa.lib.Type_LARGE_STRING: layout.SPANS,
+}
+_FEW = 64
 MAX_SHAPES = 4
 """Groups of bodies with different keys that are read in one batch; the rest are read in another way."""
 
@@ -39,16 +52,23 @@ class Read:
     Attributes:
         bodies: their numbers.
         counts: rows of each.
-        columns: of all rows, body after body.
+        cells: of all rows, body after body.
+        reader: what read them.
         users: the user of each, or None.
         nulls: whether each asks for nulls in place of an error.
     """
 
     bodies: list[int]
     counts: list[int]
-    columns: Columns
+    cells: Cells
+    reader: BodyReader
     users: list[dict[str, Any] | None]
     nulls: list[bool]
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The cells as Arrow columns."""
+        return self.reader.arrays(self.cells)
 
 
 class BodyReader:
@@ -65,6 +85,13 @@ class BodyReader:
         self._offsets = np.cumsum([0, *map(len, names)])
         self._kinds = np.array([_KINDS.get(kind.id, kernel.OTHER) for kind in types.values()], np.int64)
         self._columns = list(types.items())
+        self._known = tuple(types)
+        self._layout = tuple(_LAYOUT.get(kind.id, layout.NONE) for kind in types.values())
+        self._limits = {
+            c: np.iinfo(kind.to_pandas_dtype())
+            for c, kind in enumerate(types.values())
+            if kind.id in (pa.lib.Type_INT32, pa.lib.Type_INT16, pa.lib.Type_INT8)
+        }
 
     def read(self, bodies: Sequence[bytes], max_rows: int) -> tuple[list[Read], list[int]]:
         """What could be read, by shape, and the numbers of the other bodies."""
@@ -117,20 +144,30 @@ class BodyReader:
                         users[at] = _user.decode(memoryview(bodies[number])[begin:end])
                 except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
                     return found, None  # one of them is no JSON: each is read by itself
-        columns = self._arrays(data, shape[1 : 1 + shape[0]].tolist(), rows, cells, stops, states)
-        if columns is None:
+        present = tuple(sorted(shape[1 : 1 + shape[0]].tolist()))
+        if not self._fit(present, rows, cells):
             return found, None
+        if (states[present, :rows] == kernel.HARD).any():
+            _read_hard(data, list(present), rows, cells, stops, states)
+        read = Cells(rows, self._known, self._layout, present, cells, stops, states, data)
         counts, nulls = lines[:, kernel.ROWS].tolist(), lines[:, kernel.NULLS].tolist()
-        return found, Read(numbers, counts, columns, users, [bool(null) for null in nulls])
+        return found, Read(numbers, counts, read, self, users, [bool(null) for null in nulls])
 
-    def _arrays(
-        self, data: Any, present: Iterable[int], rows: int, cells: Any, stops: Any, states: Any
-    ) -> Columns | None:
-        """The cells as Arrow arrays, sharing their memory; None if a value does not fit its column."""
-        present = sorted(present)
-        nulls_of, hard = kernel.tally(states, np.array(present), rows)
-        if hard:
-            _read_hard(data, present, rows, cells, stops, states)
+    def _fit(self, present: Iterable[int], rows: int, cells: Any) -> bool:
+        """Whether every integer fits its column."""
+        for c in present if self._limits else ():
+            limits = self._limits.get(c)
+            if limits is not None:
+                values = cells[c, :rows]
+                if values.min() < limits.min or values.max() > limits.max:
+                    return False
+        return True
+
+    def arrays(self, read: Cells) -> Columns:
+        """The cells as Arrow arrays, sharing their memory."""
+        data, rows, cells, stops, states = read.text, read.size, read.values, read.ends, read.valid
+        present = list(read.present)
+        nulls_of, _ = kernel.tally(states, np.array(present), rows)
         whole = pa.py_buffer(cells)
         width = 8 * cells.shape[1]
         texts = [c for c in present if self._kinds[c] == kernel.TEXT]
@@ -149,23 +186,19 @@ class BodyReader:
                 offsets, content = text_buffers[c]
                 buffers = [mask, pa.py_buffer(offsets.astype(np.int64) if wide else offsets), content]
             else:
-                values = _narrow(cells[c, :rows], kind)
-                if values is None:
-                    return None
-                buffers = [mask, values]
+                buffers = [mask, _narrow(cells[c, :rows], kind)]
             columns[name] = pa.Array.from_buffers(kind, rows, buffers, nulls)
         return columns
 
 
-def _narrow(values: Any, kind: pa.DataType) -> pa.Buffer | None:
-    """Cells as a type of fewer bytes; None where one does not fit."""
+def _narrow(values: Any, kind: pa.DataType) -> pa.Buffer:
+    """Cells as a type of fewer bytes, in which they fit."""
     if pa.types.is_boolean(kind):
         return pa.py_buffer(np.packbits(values != 0, bitorder="little"))
     if pa.types.is_float32(kind):
         with np.errstate(over="ignore"):
             return pa.py_buffer(values.view(np.float64).astype(np.float32))
-    narrow = values.astype(kind.to_pandas_dtype())
-    return pa.py_buffer(narrow) if np.array_equal(narrow, values) else None
+    return pa.py_buffer(values.astype(kind.to_pandas_dtype()))
 
 
 def _text_buffers(data: Any, texts: list[int], rows: int, cells: Any, stops: Any) -> dict[int, Any]:
@@ -184,6 +217,10 @@ def _read_hard(data: Any, present: list[int], rows: int, cells: Any, stops: Any,
     where, row = np.nonzero(states[present, :rows] == kernel.HARD)
     column = np.array(present)[where]
     begins, ends = cells[column, row], stops[column, row]
+    if len(begins) <= _FEW:  # Arrow's way costs more than it saves
+        texts_of = [bytes(data[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist())]
+        cells.view(np.float64)[column, row] = [float(text) for text in texts_of]
+        return
     offsets = np.zeros(len(begins) + 1, np.int32)
     np.cumsum(ends - begins, out=offsets[1:])
     one = np.zeros(1, np.int64)

@@ -26,14 +26,14 @@ from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
 from recgrad.data.features.build import features_of
 from recgrad.data.features.spec import FeatureSpec
-from recgrad.data.plain.encoder import PlainEncoder, PlainRows
+from recgrad.data.plain.encoder import Cells, PlainEncoder, PlainRows
 from recgrad.embedding.mapped.tables import MappedTables
 from recgrad.errors import BundleError, ConfigError, DataError, nearest
 from recgrad.serving.explain import explain
 from recgrad.serving.inputs import ProgramInputs, by_row_only, one_sided
 from recgrad.serving.manifest import CONFIG, GOLDEN, GOLDEN_SCORES, Manifest, ProgramRecord, read_manifest
 from recgrad.serving.program import load_program
-from recgrad.serving.verify import check_files
+from recgrad.serving.verify import checking
 
 Rows: TypeAlias = Any
 """A pyarrow Table or RecordBatch."""
@@ -104,6 +104,13 @@ class _Part:
         encoder = self.encoder if plain is None else self._rest(plain)
         rest = None if encoder is None else _encode(encoder, rows)
         return self.program(self.inputs.feeds(plain, rest, self.threads))
+
+    def run_cells(self, cells: Cells) -> list[npt.NDArray[np.float32]] | None:
+        """The outputs of rows that were read from JSON, of one at least; None if others must encode them."""
+        plain = self._plain.encode_cells(cells)
+        if plain is None or self._rest(plain) is not None:
+            return None
+        return self.program(self.inputs.feeds(plain, None, self.threads))
 
     def _rest(self, plain: PlainRows) -> FeatureEncoder | None:
         """What encodes the features that are not plain, or not in these rows; None if there are none."""
@@ -187,13 +194,14 @@ class Scorer:
         self.path = Path(path).absolute()
         self._threads, self._verify = threads, verify
         self.manifest = manifest = read_manifest(self.path)
-        check_files(self.path, manifest.files, tables=verify)
-        features = {feature.name: feature for feature in _features(self.path)}
-        tables = MappedTables(self.path, manifest.tables, manifest.lookups)
-        self._parts = {
-            name: _Part(self.path, record, features, tables, threads)
-            for name, record in manifest.programs.items()
-        }
+        with checking(self.path, manifest.files, tables=verify) as finish:
+            features = {feature.name: feature for feature in _features(self.path)}
+            tables = MappedTables(self.path, manifest.tables, manifest.lookups)
+            self._parts = {
+                name: _Part(self.path, record, features, tables, threads)
+                for name, record in manifest.programs.items()
+            }
+            finish()
         if SCORE not in self._parts:
             raise BundleError(f"{self.path}: has no program '{SCORE}'; export the model again")
         self.features = tuple(feature.spec for feature in self._parts[SCORE].features)
@@ -230,6 +238,13 @@ class Scorer:
             DataError: a column is missing or of a type that a feature cannot read.
         """
         return dict(zip(self.outputs, self._run(SCORE, rows), strict=True))
+
+    def score_cells(self, cells: Cells) -> Scores | None:
+        """As `score`, of rows that were read from JSON; None where they must become a table first."""
+        if not 0 < cells.size <= CHUNK_ROWS:
+            return None
+        outputs = self._parts[SCORE].run_cells(cells)
+        return None if outputs is None else dict(zip(self.outputs, outputs, strict=True))
 
     def _run(self, name: str, rows: Rows) -> list[npt.NDArray[np.float32]]:
         part = self._parts[name]

@@ -23,6 +23,7 @@ class Served:
         types: the columns that the model reads, with the types that they are given it in.
         reader: of rows that are Python objects.
         bodies: of JSON bodies.
+        takes_cells: the scorer takes what `bodies` read as it is.
     """
 
     scorer: Scorer
@@ -31,11 +32,13 @@ class Served:
     types: dict[str, pa.DataType] = field(init=False)
     reader: RowReader = field(init=False)
     bodies: BodyReader = field(init=False)
+    takes_cells: bool = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "types", {f.name: plain(f.type) for f in self.scorer.schema})
         keys = {store.key: store.key_type for store in self.stores}
         object.__setattr__(self, "reader", RowReader(self.scorer.schema, keys))
         object.__setattr__(self, "bodies", BodyReader(self.reader.types))
+        object.__setattr__(self, "takes_cells", hasattr(self.scorer, "score_cells"))
         for store in self.stores:
             store.check(self.types)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from recgrad.errors import BundleError, system_reason
@@ -27,26 +28,50 @@ def checksum_of(path: Path) -> FileRecord:
     return FileRecord(size, crc)
 
 
-def check_files(folder: Path, files: Mapping[str, FileRecord], *, tables: bool = True) -> None:
-    """Compare every file with what the manifest says of it.
+@contextmanager
+def checking(
+    folder: Path, files: Mapping[str, FileRecord], *, tables: bool = True
+) -> Iterator[Callable[[], None]]:
+    """Compare every file with what the manifest says of it; tables are read beside what is done meanwhile.
 
     Args:
         folder: the bundle.
         files: by path in it.
         tables: whether bytes of tables are compared too; if not, only their sizes are.
 
+    Yields:
+        A function that waits for the tables.
+
     Raises:
         BundleError: a file is missing, of another size, or changed.
     """
     for name, record in files.items():
         _check_size(folder, name, record)
-    read = [name for name in files if tables or PurePosixPath(name).parts[0] != TABLES]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # Large files first, so that no thread is left with one at the end. zlib and read release the GIL.
-    read.sort(key=lambda name: -files[name].num_bytes)
+    names = sorted(files, key=lambda name: -files[name].num_bytes)
     with ThreadPoolExecutor(min(_THREADS, cores)) as pool:
-        for _ in pool.map(lambda name: _check_content(folder / name, files[name]), read):
-            pass
+
+        def check(name: str) -> None:
+            _check_content(folder / name, files[name])
+
+        for name in names:
+            if PurePosixPath(name).parts[0] != TABLES:
+                check(name)
+        running = [
+            pool.submit(check, name) for name in names if tables and PurePosixPath(name).parts[0] == TABLES
+        ]
+
+        def finish() -> None:
+            for one in running:
+                one.result()
+
+        try:
+            yield finish
+        except BaseException:
+            for one in running:
+                one.cancel()
+            raise
 
 
 def _check_size(folder: Path, name: str, record: FileRecord) -> None:

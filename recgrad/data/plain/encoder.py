@@ -70,10 +70,35 @@ class PlainRows:
 class _Places:
     """Where the columns are in rows of one schema (and in a shared row of another)."""
 
-    rows: pa.Schema
+    rows: pa.Schema | None
     shared_row: pa.Schema | None
     lines: Ints
     shared: Ints
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Rows whose columns lie one after another, such as they were read from JSON.
+
+    Attributes:
+        size: the number of rows.
+        names: of the columns.
+        kinds: of the columns, by `layout`: INT64, FLOAT64, WIDE_FLOAT32, SPANS, or NONE.
+        present: numbers of the columns that rows have.
+        values: 64 bits [columns, rows and more]: integers, floats, or where texts begin.
+        ends: int64, likewise: where texts end.
+        valid: uint8, likewise: 0 for a null.
+        text: bytes that texts lie in.
+    """
+
+    size: int
+    names: tuple[str, ...]
+    kinds: tuple[int, ...]
+    present: tuple[int, ...]
+    values: npt.NDArray[Any]
+    ends: npt.NDArray[Any]
+    valid: npt.NDArray[Any]
+    text: npt.NDArray[np.uint8]
 
 
 class PlainEncoder:
@@ -103,6 +128,7 @@ class PlainEncoder:
         self._features = np.array([line.numbers for line in self._lines], np.int64)
         self._floats = np.array([line.floats for line in self._lines], np.float64)
         self._known: list[_Places] = []
+        self._cell_places: dict[tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]], _Places] = {}
         self._kernel = compiled(kernel.encode_rows).ctypes if self._lines else None
 
     def encode(self, rows: pa.RecordBatch, shared_row: pa.RecordBatch | None = None) -> PlainRows | None:
@@ -121,38 +147,80 @@ class PlainEncoder:
         places = self._places(rows.schema, None if shared_row is None else shared_row.schema)
         if places is None:
             return None
-        ids = np.empty((len(self.ids), size), np.int64)
-        numbers = np.empty((size, len(self.numbers)), np.float32)
-        odd = np.empty(len(self.features), np.int64)
         columns = np.empty((len(self._columns), at.COLUMN_COLUMNS), np.int64)
         arrays = np.zeros((2, at.ARROW_WORDS), np.int64)
         first, second = _address(arrays), _address(arrays) + 8 * at.ARROW_WORDS
+        try:
+            rows._export_to_c(first)
+            if shared_row is not None:
+                shared_row._export_to_c(second)
+            return self._run(size, first, second, places, columns)
+        finally:
+            for array, address in ((arrays[0], first), (arrays[1], second)):
+                if array[at.ARROW_RELEASE]:
+                    _function(int(array[at.ARROW_RELEASE]))(address)
+
+    def encode_cells(self, cells: Cells) -> PlainRows | None:
+        """The plain features of rows that are not Arrow's, of which there is one at least.
+
+        Returns:
+            None if a column is missing.
+        """
+        if self._kernel is None:
+            return None
+        key = (cells.names, cells.kinds, cells.present)
+        places = self._cell_places.get(key)
+        if places is None:
+            places = self._find_cells(cells)
+            if len(self._cell_places) < MAX_SCHEMAS:
+                self._cell_places[key] = places
+        if not len(places.lines):
+            return None
+        numbers = places.lines[:, at.CHILD]
+        columns = np.empty((len(self._columns), at.COLUMN_COLUMNS), np.int64)
+        columns[:, at.VALUES] = _address(cells.values) + cells.values.strides[0] * numbers
+        columns[:, at.ENDS] = _address(cells.ends) + cells.ends.strides[0] * numbers
+        columns[:, at.VALID] = _address(cells.valid) + cells.valid.strides[0] * numbers
+        columns[:, at.VALID_BYTES] = 1
+        columns[:, at.FIRST] = 0
+        columns[:, at.DATA] = _address(cells.text)
+        return self._run(cells.size, 0, 0, places, columns)
+
+    def _run(self, size: int, first: int, second: int, places: _Places, columns: Ints) -> PlainRows:
+        ids = np.empty((len(self.ids), size), np.int64)
+        numbers = np.empty((size, len(self.numbers)), np.float32)
+        odd = np.empty(len(self.features), np.int64)
         block = np.array(
             [0, 0, size, first, second, len(self._columns), _address(places.lines), _address(columns),
              len(self.features), _address(self._features), _address(self._floats), _address(ids),
              _address(numbers), len(self.numbers), _address(odd)],
             np.int64,
         )  # fmt: skip
-        try:
-            rows._export_to_c(first)
-            if shared_row is not None:
-                shared_row._export_to_c(second)
-            self._kernel(_address(block))
-        finally:
-            for array, address in ((arrays[0], first), (arrays[1], second)):
-                if array[at.ARROW_RELEASE]:
-                    _function(int(array[at.ARROW_RELEASE]))(address)
+        assert self._kernel is not None
+        self._kernel(_address(block))
         names: tuple[str, ...] = ()
         if odd.any():
             names = tuple(self.features[i].name for i in np.flatnonzero(odd))
         return PlainRows(size, ids, numbers, places.shared, names)
 
+    def _find_cells(self, cells: Cells) -> _Places:
+        """Where columns are among cells; no lines if one is missing."""
+        numbers = {name: i for i, name in enumerate(cells.names)}
+        lacking = [name for name in self._columns if numbers.get(name, -1) not in cells.present]
+        columns = () if lacking else self._columns
+        lines = np.array([(0, numbers[c], cells.kinds[numbers[c]]) for c in columns], np.int64)
+        return _Places(None, None, lines, np.zeros(len(self.ids), np.int64))
+
     def _places(self, rows: pa.Schema, shared_row: pa.Schema | None) -> _Places | None:
         for known in self._known:
-            if known.rows.equals(rows) and (
-                known.shared_row is shared_row
-                if known.shared_row is None or shared_row is None
-                else known.shared_row.equals(shared_row)
+            if (
+                known.rows is not None
+                and known.rows.equals(rows)
+                and (
+                    known.shared_row is shared_row
+                    if known.shared_row is None or shared_row is None
+                    else known.shared_row.equals(shared_row)
+                )
             ):
                 return known
         found = self._find(rows, shared_row)

@@ -22,7 +22,7 @@ from recgrad.kernels.simd import field, load_f64, load_i64, load_u8, pointer, st
 # The kernel's arguments: sizes, then addresses.
 (
     ROWS,
-    ARRAY,  # struct ArrowArray of the rows
+    ARRAY,  # struct ArrowArray of the rows; 0 where COLUMNS are filled in
     SHARED_ARRAY,  # of the one row that they share, or 0
     COLUMN_COUNT,
     PLACES,
@@ -56,14 +56,20 @@ def _find_columns(a: int) -> None:
             continue
         store_i64(line + 8 * at.VALID, load_i64(buffers) if field(child, at.ARROW_NULLS) != 0 else 0)
         store_i64(line + 8 * at.VALUES, field(buffers, 1))
+        store_i64(line + 8 * at.VALID_BYTES, 0)
         store_i64(line + 8 * at.FIRST, field(array, at.ARROW_OFFSET) + field(child, at.ARROW_OFFSET))
         if kind >= at.TEXT:
             store_i64(line + 8 * at.DATA, field(buffers, 2))
 
 
 @njit(nogil=True)
-def _is_null(valid: int, i: int) -> bool:
-    return valid != 0 and (load_u8(valid + (i >> 3)) >> (i & 7)) & 1 == 0
+def _is_null(column: int, i: int) -> bool:
+    valid = field(column, at.VALID)
+    if valid == 0:
+        return False
+    if field(column, at.VALID_BYTES) != 0:
+        return load_u8(valid + i) == 0
+    return (load_u8(valid + (i >> 3)) >> (i & 7)) & 1 == 0
 
 
 @njit(nogil=True)
@@ -89,12 +95,18 @@ def _integer(kind: int, values: int, i: int) -> Any:
 @njit(nogil=True)
 def _number(kind: int, values: int, i: int) -> Any:
     """Value i of a column of floats, as float64."""
-    return np.float64(simd.load1(values + 4 * i)) if kind == at.FLOAT32 else load_f64(values + 8 * i)
+    if kind == at.FLOAT32:
+        return np.float64(simd.load1(values + 4 * i))
+    number = load_f64(values + 8 * i)
+    return np.float64(np.float32(number)) if kind == at.WIDE_FLOAT32 else number
 
 
 @njit(nogil=True)
-def _span(kind: int, offsets: int, i: int) -> Any:
+def _span(kind: int, column: int, i: int) -> Any:
     """Where text i begins and ends."""
+    offsets = field(column, at.VALUES)
+    if kind == at.SPANS:
+        return load_i64(offsets + 8 * i), field(field(column, at.ENDS), i)
     if kind == at.TEXT:
         return np.int64(simd.load_i32(offsets + 4 * i)), np.int64(simd.load_i32(offsets + 4 * i + 4))
     return load_i64(offsets + 8 * i), load_i64(offsets + 8 * i + 8)
@@ -179,7 +191,7 @@ def _integers(kind: int, column: int, i: int, data: Any) -> Any:
             return np.int64(0), False
         whole = np.int64(number)
         return whole, np.float64(whole) == number
-    begin, end = _span(kind, values, i)
+    begin, end = _span(kind, column, i)
     return _parse(data, begin, end)
 
 
@@ -187,7 +199,7 @@ def _integers(kind: int, column: int, i: int, data: Any) -> Any:
 def _ids(feature: int, column: int, kind: int, rows: int, out: int) -> bool:
     """Ids of a feature, a number each; False if the feature is odd."""
     makes, size, default = field(feature, at.MAKES), field(feature, at.SIZE), field(feature, at.DEFAULT)
-    values, valid, first = field(column, at.VALUES), field(column, at.VALID), field(column, at.FIRST)
+    first = field(column, at.FIRST)
     mark, mark_bytes = field(feature, at.SEPARATOR), field(feature, at.SEPARATOR_BYTES)
     whole = kind < at.TEXT or makes == at.NUM_BUCKETS or field(feature, at.AS_INTEGERS) != 0
     data = carray(pointer(field(column, at.DATA)), _ALL_MEMORY, np.uint8)
@@ -196,10 +208,10 @@ def _ids(feature: int, column: int, kind: int, rows: int, out: int) -> bool:
     text = carray(pointer(simd.address(decimal) if whole else field(column, at.DATA)), _ALL_MEMORY, np.uint8)
     for row in range(rows):
         i = first + row
-        missing = _is_null(valid, i)
+        missing = _is_null(column, i)
         begin, end = 0, 0
         if kind >= at.TEXT and not missing:
-            begin, end = _span(kind, values, i)
+            begin, end = _span(kind, column, i)
             missing = begin == end
             if mark_bytes > 0 and _occurs(data, begin, end, mark, mark_bytes):
                 return False
@@ -235,13 +247,13 @@ def _numbers(
     feature: int, floats: int, column: int, kind: int, rows: int, repeat: int, out: int, step: int
 ) -> bool:
     """Numbers of a dense feature, `repeat` times if it is of the shared row; False if the feature is odd."""
-    values, valid, first = field(column, at.VALUES), field(column, at.VALID), field(column, at.FIRST)
+    values, first = field(column, at.VALUES), field(column, at.FIRST)
     normalizes = field(feature, at.NORMALIZES) != 0
     shift, scale = load_f64(floats + 8 * at.SHIFT), load_f64(floats + 8 * at.SCALE)
     default = np.float32(load_f64(floats + 8 * at.DEFAULT_NUMBER))
     for row in range(rows):
         i = first + row
-        if _is_null(valid, i):
+        if _is_null(column, i):
             if field(feature, at.DEFAULT) == 0:
                 return False
             value = default
@@ -265,16 +277,16 @@ def _numbers(
 @njit(nogil=True)
 def _buckets(feature: int, floats: int, column: int, kind: int, rows: int, out: int) -> bool:
     """Ids of the buckets that numbers fall in; False if the feature is odd."""
-    values, valid, first = field(column, at.VALUES), field(column, at.VALID), field(column, at.FIRST)
+    values, first = field(column, at.VALUES), field(column, at.FIRST)
     normalizes = field(feature, at.NORMALIZES) != 0
     shift, scale = load_f64(floats + 8 * at.SHIFT), load_f64(floats + 8 * at.SCALE)
-    single = kind == at.FLOAT32 and not normalizes
+    single = (kind == at.FLOAT32 or kind == at.WIDE_FLOAT32) and not normalizes
     edges = field(feature, at.SINGLE_EDGES) if single else field(feature, at.EDGES)
     default = field(feature, at.SINGLE_DEFAULT) if single else field(feature, at.DEFAULT)
     for row in range(rows):
         i = first + row
         found = default
-        if not _is_null(valid, i):
+        if not _is_null(column, i):
             number = np.float64(_integer(kind, values, i)) if kind < at.FLOAT32 else _number(kind, values, i)
             if normalizes:
                 number = (number - shift) / scale
@@ -288,7 +300,8 @@ def _buckets(feature: int, floats: int, column: int, kind: int, rows: int, out: 
 @njit(nogil=True)
 def encode_rows(a: int) -> None:
     """Encode every feature, or mark it as odd."""
-    _find_columns(a)
+    if field(a, ARRAY) != 0:
+        _find_columns(a)
     for i in range(field(a, FEATURE_COUNT)):
         feature = field(a, FEATURES) + 8 * at.FEATURE_COLUMNS * i
         floats = field(a, FLOATS) + 8 * at.FLOAT_COLUMNS * i

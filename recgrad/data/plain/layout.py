@@ -15,9 +15,11 @@ from __future__ import annotations
     BOOL,  # a bit each
     FLOAT32,
     FLOAT64,
+    WIDE_FLOAT32,  # float32 that lie as float64
     TEXT,  # offsets of 32 bits
     LARGE_TEXT,  # offsets of 64 bits
-) = range(13)
+    SPANS,  # where each text begins, and, apart from it, where it ends; 64 bits
+) = range(15)
 
 # Where a column is to be found, one line a column: known as soon as the schema is.
 (
@@ -31,10 +33,12 @@ from __future__ import annotations
 (
     VALUES,  # address of the values, or of the offsets of texts
     VALID,  # address of the bits that tell values from nulls; 0 where there are no nulls
+    VALID_BYTES,  # 1 where a byte, not a bit, tells
     FIRST,  # number of the first row in both
     DATA,  # address of the bytes of texts
+    ENDS,  # address of the ends of SPANS
     COLUMN_COLUMNS,
-) = range(5)
+) = range(7)
 
 # What is made of a value.
 DENSE, BOUNDARIES, NUM_BUCKETS, XXH64, MURMUR64, VOCABULARY = range(6)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,9 +159,11 @@ class MappedTables:
                 pages = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
         except OSError as error:
             raise BundleError(f"{path}: cannot be read ({error.strerror}); copy the bundle again") from error
-        # Rows lie anywhere: what is next to one is not needed next.
-        if hasattr(mmap, "MADV_RANDOM"):
-            pages.madvise(mmap.MADV_RANDOM)
+        # Rows lie anywhere: what is next to one is not needed next, nor the rest of a huge page.
+        for advice in ("MADV_RANDOM", "MADV_NOHUGEPAGE"):
+            if hasattr(mmap, advice):
+                with suppress(OSError):  # kernels without huge pages refuse the second
+                    pages.madvise(getattr(mmap, advice))
         array = np.frombuffer(pages, np.uint8)
         self._maps.append(array)
         return address_of(array)

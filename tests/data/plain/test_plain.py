@@ -15,7 +15,8 @@ from recgrad.data.faults import Faults
 from recgrad.data.features import build_features
 from recgrad.data.features.base import Feature
 from recgrad.data.features.id_feature import IdFeature
-from recgrad.data.plain.encoder import PlainEncoder
+from recgrad.data.plain import layout
+from recgrad.data.plain.encoder import Cells, PlainEncoder
 from recgrad.data.plain.layout import EMPTY
 from recgrad.errors import DataError
 
@@ -215,3 +216,50 @@ def test_memory_is_given_back() -> None:
     for _ in range(20):
         PLAIN.encode(pa.record_batch({"c": pa.array(np.arange(9_000)).cast(pa.int32())}))
     assert pool.bytes_allocated() - before < 9_000 * 4 * 3
+
+
+def cells_of(array: pa.Array, present: tuple[int, ...] = (1,)) -> Cells:
+    """A column as it is read from JSON, beside others."""
+    size = len(array)
+    values, ends = np.zeros((3, size + 4), np.int64), np.zeros((3, size + 4), np.int64)
+    valid = np.zeros((3, size + 4), np.uint8)
+    text = b"before"
+    kind = layout.INT64
+    for i, value in enumerate(array.to_pylist()):
+        if value is None:
+            continue
+        valid[1, i] = 1
+        if isinstance(value, str):
+            kind = layout.SPANS
+            values[1, i], ends[1, i] = len(text), len(text) + len(value.encode())
+            text += value.encode() + b"|"
+        elif isinstance(value, float):
+            values.view(np.float64)[1, i] = value
+        else:
+            values[1, i] = value
+    kinds = {pa.float64(): layout.FLOAT64, pa.float32(): layout.WIDE_FLOAT32, pa.string(): layout.SPANS}
+    kind = kinds.get(array.type, kind)
+    names = ("a", "c", "b")
+    buffer = np.frombuffer(text, np.uint8)
+    return Cells(size, names, (layout.INT64, kind, layout.INT64), present, values, ends, valid, buffer)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), kind=st.sampled_from([pa.int64(), pa.float64(), pa.float32(), pa.string()]))
+def test_cells_are_encoded_as_arrow_columns(data: st.DataObject, kind: pa.DataType) -> None:
+    values = data.draw(st.lists(st.none() | VALUES[kind], min_size=1, max_size=20))
+    array = pa.array(values, kind)
+    found, wanted = PLAIN.encode_cells(cells_of(array)), PLAIN.encode(pa.record_batch({"c": array}))
+    assert found is not None
+    assert wanted is not None
+    assert found.odd == wanted.odd
+    for i, name in enumerate(PLAIN.ids):
+        if name not in found.odd:
+            np.testing.assert_array_equal(found.ids[i], wanted.ids[i], name)
+    for i, name in enumerate(PLAIN.numbers):
+        if name not in found.odd:
+            np.testing.assert_array_equal(found.numbers[:, i], wanted.numbers[:, i], name)
+
+
+def test_cells_without_a_column_are_left_to_others() -> None:
+    assert PLAIN.encode_cells(cells_of(pa.array([1, 2]), present=(0, 2))) is None

@@ -1,0 +1,107 @@
+"""A model of plain features alone: requests as JSON, and of a user with items, score as tables do."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from google.protobuf import text_format
+
+from recgrad.config import PipelineConfig
+from recgrad.data.features.build import features_of
+from recgrad.export.bundle import write_bundle
+from recgrad.serving.answers import RequestError
+from recgrad.serving.requests import decode
+from recgrad.serving.scorer import Scorer
+from recgrad.serving.scoring import Body, score_bodies
+from recgrad.serving.served import Served
+from recgrad.training.assembly import build_task
+from recgrad.training.run import Trained
+
+pytestmark = pytest.mark.usefixtures("_one_registry")
+
+CONFIG = """
+feature_configs { id_feature { feature_name: "a" expression: "user:a" num_buckets: 50 embedding_dim: 4 } }
+feature_configs { id_feature { feature_name: "t" expression: "item:t"
+  hash_bucket_size: 99 embedding_dim: 4 } }
+feature_configs { raw_feature { feature_name: "x" expression: "user:x"
+  normalizer: "method=zscore,mean=0.5,standard_deviation=2" } }
+feature_configs { raw_feature { feature_name: "p" expression: "item:p"
+  boundaries: [0, 0.7, 2] embedding_dim: 4 } }
+feature_configs { raw_feature { feature_name: "l" expression: "item:p" default_value: "0.25" } }
+data_config { fg_mode: FG_NORMAL label_fields: "click" }
+model_config {
+  feature_groups { group_name: "wide" feature_names: ["a", "t", "p"] group_type: WIDE }
+  feature_groups { group_name: "fm" feature_names: ["a", "t", "p"] group_type: DEEP }
+  feature_groups { group_name: "deep" feature_names: ["a", "t", "p", "l", "x"] group_type: DEEP }
+  deepfm { deep { hidden_units: [8] } final { hidden_units: [4] } }
+  losses { binary_cross_entropy {} }
+}
+"""
+
+
+def rows(count: int) -> pa.Table:
+    rng = np.random.default_rng(0)
+    return pa.table(
+        {
+            "a": pa.array(rng.integers(0, 50, count).tolist(), pa.int32()),
+            "t": pa.array([None if i % 5 == 4 else f"wörd {i % 7}" for i in range(count)]),
+            "x": pa.array(rng.normal(size=count), pa.float32()),
+            "p": pa.array([None if i % 6 == 5 else v for i, v in enumerate(rng.normal(size=count))]),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, _one_registry: None) -> Served:
+    pytest.importorskip("onnxruntime")
+    config = text_format.Parse(CONFIG, PipelineConfig())
+    features = features_of(config)
+    trained = Trained(config, build_task(config, features).eval(), features, 3, {})
+    folder = tmp_path_factory.mktemp("plain") / "bundle"
+    write_bundle(folder, trained, rows(6), precision="FP32")
+    return Served(Scorer.load(folder), "v")
+
+
+def body(content: object) -> Body:
+    data = json.dumps(content, ensure_ascii=False).encode()
+    return Body(data, "application/json", lambda: decode(data, "application/json", max_rows=1000))
+
+
+def test_json_scores_as_tables_do(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = rows(40)
+    wanted = served.scorer.score(table)["probs"]
+    monkeypatch.setattr(Scorer, "score", None)  # no table is made of what the kernels can take
+    parts = [table.slice(0, 1), table.slice(1, 30), table.slice(31)]
+    results = score_bodies(served, [body({"rows": part.to_pylist()}) for part in parts], 1000)
+    found = np.concatenate([result.scores["probs"] for result in results])
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_bad_rows_are_told_in_training_s_words(served: Served) -> None:
+    good = rows(3)
+    bad = good.set_column(0, "a", pa.array([1, 50, 2], pa.int32()))
+    first, second, third = score_bodies(
+        served,
+        [body({"rows": good.to_pylist()}), body({"rows": bad.to_pylist()}),
+         body({"rows": [{"a": 2**40, "t": "x", "x": 1.0, "p": 1.0}]})],
+        1000,
+    )  # fmt: skip
+    np.testing.assert_allclose(first.scores["probs"], served.scorer.score(good)["probs"], rtol=0, atol=1e-6)
+    assert isinstance(second, RequestError)
+    assert "feature a: id 50 is outside num_buckets 50 (column 'a', row 1)" in str(second)
+    assert isinstance(third, RequestError)
+    assert "is not an integer of int32" in str(third)
+
+
+def test_a_user_with_items_scores_as_whole_rows(served: Served) -> None:
+    table = rows(40)
+    for number in (0, 4, 5):
+        user, items = table.slice(number, 1).select(["a", "x"]), table.select(["t", "p"])
+        every = pa.array(np.zeros(40, np.int64))
+        whole = pa.table(
+            {"a": user["a"].take(every), "x": user["x"].take(every), "t": items["t"], "p": items["p"]}
+        )
+        wanted = served.scorer.score(whole)["probs"]
+        found = served.scorer.score_candidates(user, items)["probs"]
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
