@@ -94,6 +94,7 @@ _SYSTEM_REASONS = {
     errno.ELOOP: "a symbolic link leads back to itself; mend the link",
     errno.ENOSPC: "no space left on the disk; free some",
     errno.EDQUOT: "the disk quota is used up; free some space",
+    errno.EFBIG: "the file would be too large; raise the limit (ulimit -f), or use another disk",
     errno.EROFS: "the file system is read-only; choose another path",
     errno.ENAMETOOLONG: "the name is too long; shorten it",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",

@@ -55,8 +55,18 @@ def halves_of(task: Task) -> list[Half]:
 
 
 def _towers(model: Model) -> Mapping[str, Sequence[str]]:
-    """The groups of each tower that can be a program: the model says its vectors as a function of parts."""
-    return model.tower_groups if type(model).tower_vectors is not Model.tower_vectors else {}
+    """The groups of each tower.
+
+    Raises:
+        RecgradError: the model has towers, but does not say their vectors as a function of parts.
+    """
+    if model.tower_groups and type(model).tower_vectors is Model.tower_vectors:
+        name = type(model).__name__
+        raise RecgradError(
+            f"export: {name} has towers ({', '.join(model.tower_groups)}) but no tower_vectors, so they cannot "
+            f"be exported; write {name}.tower_vectors(tower, parts), from which embed follows"
+        )
+    return model.tower_groups
 
 
 def _tower(model: Model, name: str, groups: Sequence[str]) -> Half:
@@ -97,7 +107,7 @@ def write_program(task: Task, half: Half, batch: Batch, folder: Path) -> Program
     kind, file, note = "onnx", f"{half.name}.onnx", ""
     try:
         used = _write_onnx(program, records, examples, outputs, folder / file)
-    except RecgradError:
+    except (RecgradError, OSError):  # a full disk says nothing of the model
         raise
     except Exception as error:
         note = _reason(error)
@@ -205,6 +215,8 @@ def _write_torch(
         with _quiet():
             exported = torch.export.export(program, examples, dynamic_shapes=(_dynamic(examples),))
             torch.export.save(exported, path)
+    except OSError:
+        raise
     except Exception as error:
         raise RecgradError(
             f"export: the model can be written neither as ONNX ({note}) nor by torch.export "

@@ -171,7 +171,7 @@ class Model(nn.Module):
         A model of several interests a user gives [rows, interests, dim], with zeros for those that a
         user has not; the largest of their similarities counts.
         """
-        raise NotImplementedError
+        return self.tower_vectors(tower, self.groups.gather(batch, self.engine, self.tower_groups[tower]))
 
     def prepare(self, batch: Batch) -> PreparedBatch | None:
         """The ids of a batch, for `forward`, on their way; other ranks are not asked. None without ids."""
@@ -188,7 +188,10 @@ class Model(nn.Module):
         return self.dense_half(parts)
 
     def tower_vectors(self, tower: str, parts: Parts) -> Tensor:
-        """The vectors of a tower, [rows, dim] or [rows, interests, dim], from the parts of its groups."""
+        """The vectors of a tower, [rows, dim] or [rows, interests, dim], from the parts of its groups.
+
+        A function of tensors, so that the tower can be exported; `embed` follows from it.
+        """
         raise NotImplementedError
 
     def dropped(self, inputs: Inputs) -> tuple[Inputs, Tensor | None]:

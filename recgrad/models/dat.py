@@ -103,12 +103,11 @@ class DAT(TwoTowers):
         """The groups of each tower."""
         return {"user": self.user_groups, "item": self.item_groups}
 
-    def embed(self, batch: Batch, tower: str) -> Tensor:
-        """Vectors of one tower, from a batch that needs its features only."""
-        groups = self.tower_groups[tower]
-        inputs, _ = self.dropped(self.groups(self.groups.gather(batch, self.engine, groups)))
+    def tower_vectors(self, tower: str, parts: Parts) -> Tensor:
+        """Vectors of one tower, [rows, dim]."""
+        inputs, _ = self.dropped(self.groups(parts))
         layers = self.user_tower if tower == "user" else self.item_tower
-        return self.normed(layers(_joined(inputs, groups)))
+        return self.normed(layers(_joined(inputs, self.tower_groups[tower])))
 
     def forward(self, batch: Batch, ids: PreparedBatch | None = None) -> dict[str, Tensor]:
         """Similarities as "logits" [rows, 1 + negatives], the row's own item first."""

@@ -103,12 +103,8 @@ class MIND(TwoTowers):
         """The groups of each tower."""
         return {"user": (self.user_group, self.history_group), "item": (self.item_group,)}
 
-    def embed(self, batch: Batch, tower: str) -> Tensor:
-        """Vectors of one tower, from a batch that needs its features only.
-
-        Users have [rows, interests, dim], zeros for interests that a user has not.
-        """
-        parts = self.groups.gather(batch, self.engine, self.tower_groups[tower])
+    def tower_vectors(self, tower: str, parts: Parts) -> Tensor:
+        """Items have [rows, dim], users [rows, interests, dim], zeros for interests that a user has not."""
         inputs, _ = self.dropped(self.groups(parts))
         if tower == "user":
             return self._interests(inputs)[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from recgrad.errors import BundleError, DataError, RecgradError
 from recgrad.export import bundle as bundle_module
 from recgrad.export.bundle import encoded_batch, write_bundle
 from recgrad.export.model import load_model
+from recgrad.models import DSSM, Model
 from recgrad.serving.scorer import BadRowsError, Scorer
 
 pytestmark = pytest.mark.usefixtures("_one_registry")
@@ -243,6 +245,32 @@ def test_a_full_disk_leaves_nothing_behind(model, make_rows, tmp_path, monkeypat
     with pytest.raises(RecgradError, match="no space left"):
         write_bundle(tmp_path / "new" / "bundle", model, make_rows(6), precision="FP32")
     assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [0, 3_000, 8_000])
+def test_files_that_cannot_grow_leave_nothing_behind(model, make_rows, tmp_path, most, bundle, caplog):
+    """A limit of the system, met in whichever file is too large first: config, program, tables."""
+    largest = max(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
+    assert most < largest
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        with pytest.raises(RecgradError, match=r"cannot be written: .*too large") as caught:
+            write_bundle(tmp_path / "new" / "bundle", model, make_rows(6), precision="FP32")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "export" in str(caught.value) or "pipeline.config" in str(caught.value)
+    assert "ONNX" not in caplog.text  # which has nothing to do with it
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_towers_without_vectors_are_told(make_trained, make_rows, tmp_path, monkeypatch):
+    """A model whose embed is its own cannot be exported whole, and half a bundle would be a trap."""
+    monkeypatch.setattr(DSSM, "tower_vectors", Model.tower_vectors)
+    with pytest.raises(RecgradError, match=r"DSSM has towers \(user, item\) but no tower_vectors"):
+        write_bundle(tmp_path / "bundle", make_trained("dssm"), make_rows(6), precision="FP32")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_of_ones_own_that_onnx_cannot_express_keeps_torchs_program(

@@ -36,6 +36,7 @@ def test_a_bundle_scores_as_the_model_does(name, tmp_path, make_rows, make_train
         assert list(scores) == list(wanted)
         for key, values in wanted.items():
             np.testing.assert_allclose(scores[key], values, rtol=0, atol=1e-6)
+    assert set(scorer.towers) == set(model.task.model.tower_groups)
     for tower in scorer.towers:
         own = table.select(scorer.tower_schema(tower).names)
         with torch.no_grad():

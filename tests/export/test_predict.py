@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -235,6 +236,34 @@ def test_rows_in_memory_come_back_in_their_own_kind(run: Run, tmp_path: Path) ->
         same(pq.read_table(out), run)
         with pytest.raises(DataError, match="rows: cannot be read as a table"):
             recgrad.predict(source, input_path=3.5)
+
+
+def test_a_loaded_model_is_the_same_of_a_bundle_a_model_dir_and_a_checkpoint(run: Run) -> None:
+    checkpoint = next(iter(run.model_dir.glob("model.ckpt-*")))
+    table = pq.read_table(run.rows).slice(0, 40)
+    of_bundle = recgrad.load_model(run.bundle)
+    column = of_bundle.columns[-1]
+    without = table.set_column(
+        table.column_names.index(column), column, pa.nulls(40, table.schema.field(column).type)
+    )
+    for path in (run.bundle, run.model_dir, checkpoint):
+        model = recgrad.load_model(path)
+        assert (model.tasks, model.outputs, model.columns) == (
+            of_bundle.tasks,
+            of_bundle.outputs,
+            of_bundle.columns,
+        )
+        assert [spec.name for spec in model.features] == [spec.name for spec in of_bundle.features]
+        found = model.predict(table)["probs"].to_numpy()
+        np.testing.assert_allclose(found, run.expected["probs"].to_numpy()[:40], rtol=0, atol=1e-6)
+        again = pickle.loads(pickle.dumps(model)).predict(table)["probs"].to_numpy()
+        np.testing.assert_array_equal(again, found)
+        changes = model.explain(table)["probs"]
+        assert set(changes) == {spec.name for spec in model.features}
+        feature = next(spec.name for spec in model.features if column in spec.name)
+        wanted = found - model.predict(without)["probs"].to_numpy()
+        np.testing.assert_allclose(changes[feature], wanted, rtol=0, atol=1e-6)
+        assert np.abs(wanted).max() > 0
 
 
 def test_the_module_of_the_command_does_not_hide_the_function() -> None:
