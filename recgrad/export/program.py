@@ -63,8 +63,8 @@ def _towers(model: Model) -> Mapping[str, Sequence[str]]:
     if model.tower_groups and type(model).tower_vectors is Model.tower_vectors:
         name = type(model).__name__
         raise RecgradError(
-            f"export: {name} has towers ({', '.join(model.tower_groups)}) but no tower_vectors, so they cannot "
-            f"be exported; write {name}.tower_vectors(tower, parts), from which embed follows"
+            f"export: {name} has towers ({', '.join(model.tower_groups)}) but no tower_vectors, so they "
+            f"cannot be exported; write {name}.tower_vectors(tower, parts), from which embed follows"
         )
     return model.tower_groups
 
