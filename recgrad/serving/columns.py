@@ -56,6 +56,8 @@ class RowReader:
 
     MAX_SHAPES = 256
     """Shapes that are remembered; clients choose the keys."""
+    MAX_UNKNOWN_LENGTH = 1024
+    """Characters of the unknown keys of such a shape: thousands of keys a row would fill the memory."""
 
     def __init__(self, schema: pa.Schema, extra: Mapping[str, pa.DataType] | None = None) -> None:
         self.types: dict[str, pa.DataType] = {field.name: plain(field.type) for field in schema}
@@ -71,7 +73,8 @@ class RowReader:
             known = tuple(name for name in self.types if name in row)
             unknown = tuple(name for name in keys if name not in self.types)
             found = Shape(known, unknown, _getter(known + unknown))
-            if len(self._shapes) < self.MAX_SHAPES:
+            small = sum(map(len, unknown)) + len(unknown) <= self.MAX_UNKNOWN_LENGTH
+            if small and len(self._shapes) < self.MAX_SHAPES:
                 self._shapes[keys] = found
         return found
 

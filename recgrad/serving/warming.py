@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from recgrad.serving.answers import RequestError
@@ -32,8 +34,20 @@ def warm_up(served: Served) -> float:
 
 
 def golden_rows(golden: pa.Table) -> list[dict[str, object]]:
-    """The golden rows as a client would send them."""
-    return [{name: json_value(value) for name, value in row.items()} for row in golden.to_pylist()]
+    """The golden rows as a client would send them; 32-bit floats in the fewest digits that mean them."""
+    kinds = {field.name: field.type for field in golden.schema}
+    return [
+        {name: json_value(_shortest(value, kinds[name])) for name, value in row.items()}
+        for row in golden.to_pylist()
+    ]
+
+
+def _shortest(value: Any, kind: pa.DataType) -> Any:
+    if isinstance(value, float) and pa.types.is_float32(kind):
+        return float(str(np.float32(value)))
+    if isinstance(value, list) and hasattr(kind, "value_type"):
+        return [_shortest(item, kind.value_type) for item in value]
+    return value
 
 
 def _body(data: bytes) -> Body:

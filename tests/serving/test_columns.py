@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pyarrow as pa
@@ -168,3 +169,18 @@ def test_a_missing_column_is_told_with_what_may_be_meant() -> None:
     assert text is not None
     assert text.startswith("data: column 'user_id' is missing (so is b); 'user_idd'")
     assert "send null" in text
+
+
+def test_rows_of_many_unknown_keys_are_not_remembered() -> None:
+    """Clients choose the keys: what is remembered of them must stay small."""
+    reader = RowReader(pa.schema([("a", pa.int64())]))
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            shape = reader.shape({"a": 1, **{f"k{number}_{i}": 0 for i in range(2000)}})
+            assert len(shape.unknown) == 2000
+        del shape
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert reader.shape({"a": 1, "b": 2}) is reader.shape({"a": 3, "b": 4})

@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from serving_hostile import attack, resident_mb, send, slow_clients
 from serving_real import ROW, Serving, golden, put_in_place, renamed_version, write_real_bundle
 
 from recgrad.errors import RecgradError
@@ -173,6 +174,20 @@ def test_stored_features_are_replaced_while_serving_and_bad_files_are_refused(
     assert wrong == []
     kill_and_wait(server, server.workers()[0])
     assert all(server.score(asked)["scores"] == changed for _ in range(8))
+
+
+def test_hostile_requests_get_clear_answers_and_both_workers_stay_up(server: Serving) -> None:
+    workers, before = server.workers(), server.score()
+    memory = sum(map(resident_mb, workers))
+    slow = slow_clients(server.port, 10)
+    counts = attack(server.port, 300, 11, ROW)
+    assert send(server.port, ("/v1/score", {}, b"[" * (100 << 20)))[0] == 413
+    for connection in slow:
+        connection.close()
+    assert server.score() == before
+    assert server.workers() == workers
+    assert sum(map(resident_mb, workers)) - memory < 400
+    assert len(counts) > 15  # the draws reach many kinds of answers
 
 
 def test_a_second_server_cannot_take_the_port(server: Serving, bundles: dict[str, Path]) -> None:

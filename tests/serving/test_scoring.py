@@ -18,6 +18,7 @@ from recgrad.serving.requests import ScoreRequest
 from recgrad.serving.scoring import Result, model_table, score_requests
 from recgrad.serving.served import Served
 from recgrad.serving.settings import StoreSettings
+from recgrad.serving.warming import golden_rows
 
 SERVED = Served(FakeScorer(), "v1")
 
@@ -241,3 +242,17 @@ def test_the_table_of_a_request_has_every_column(joined: Served) -> None:
         model_table(joined, rows({"user_id": 7, "sku": "a"}))
     with pytest.raises(RequestError, match="missing"):
         model_table(joined, rows({"user_id": 1}))
+
+
+def test_golden_rows_show_32_bit_floats_in_few_digits() -> None:
+    table = pa.table(
+        {
+            "x": pa.array([0.1, None, float("nan")], pa.float32()),
+            "y": pa.array([[0.3], None, []], pa.list_(pa.float32())),
+            "z": pa.array([0.1, 1e-9, 2.0]),
+        }
+    )
+    rows = golden_rows(table)
+    assert rows[0] == {"x": 0.1, "y": [0.3], "z": 0.1}
+    assert np.float32(rows[0]["x"]) == table["x"][0].as_py()  # type: ignore[arg-type]
+    assert rows[1]["z"] == 1e-9
