@@ -23,7 +23,7 @@ _EXPORTERS = ("latest", "best")
 @CHECKS.register("precision")
 def check_precision(context: Context) -> None:
     """Mixed precision by a name that exists."""
-    for node in context.of("TrainConfig"):
+    for node in context.of("TrainConfig", "ExportConfig"):
         context.one_of(node, "mixed_precision", _PRECISIONS)
 
 

@@ -32,9 +32,6 @@ UNSUPPORTED = {
     "TrainConfig.save_checkpoints_timestamps": "use save_checkpoints_steps",
     "TrainConfig.save_checkpoints_timestamp_quorum": "use save_checkpoints_steps",
     "TrainConfig.delta_embedding_dump_config": "leave it out",
-    "ExportConfig.mixed_precision": "leave it out; predictions are made in float32",
-    "ExportConfig.cudnn_allow_tf32": "leave it out; predictions are made in full float32",
-    "ExportConfig.cuda_matmul_allow_tf32": "leave it out; predictions are made in full float32",
 }
 """`Message.field`, or `*.field` for that field of every message, and what to do instead.
 
@@ -46,6 +43,7 @@ NO_EFFECT = {
     "DynamicEmbedding.init_capacity_per_rank": "tables grow as they are filled",
     "DynamicEmbedding.bucket_capacity": "eviction is exact over the whole table",
     "DynamicEmbFrequencyAdmissionStrategy.counter_bucket_capacity": "counters lie in buckets of 16",
+    "ModelConfig.kernel": "Recgrad's own kernels compute the same",
     "SequenceFeature.sequence_pk": "it is for serving",
     "ModelConfig.kernel": "Recgrad's own kernels compute the same",
     "STU.recompute_normed_x": "what is computed again is decided here",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from recgrad.cli.command import COMMANDS, Command
+from recgrad.cli.command import COMMANDS, Command, heavy_imports
 from recgrad.cli.console import table_console
 from recgrad.terminal import printable, say
 
@@ -53,8 +53,18 @@ class List(Command):
             "kind", nargs="?", choices=sorted(KINDS), metavar="KIND", help=", ".join(sorted(KINDS))
         )
         parser.add_argument("name", nargs="?", metavar="NAME", help="show one of them")
+        parser.add_argument(
+            "--long",
+            metavar="CONFIG",
+            help="with models: what each ranking model costs for a config's features",
+        )
+        parser.add_argument(
+            "--time", action="store_true", help="with --long: rows per second of training, measured here"
+        )
 
     def run(self, args: argparse.Namespace) -> int:
+        if args.long is not None or args.time:
+            return show_costs(args)
         if args.kind is None:
             say(describe_kinds())
             return 0
@@ -68,6 +78,29 @@ class List(Command):
                 raise RecgradError(f"recgrad list {args.kind}: no '{args.name}'{nearest(args.name, known)}")
         show_entries(args.kind, entries)
         return 0
+
+
+def show_costs(args: argparse.Namespace) -> int:
+    """A line for each ranking model: what it costs for the features of a config."""
+    from recgrad.errors import RecgradError
+
+    if args.kind != "models" or args.long is None:
+        raise RecgradError("list: --long CONFIG (and --time with it) is for `recgrad list models`")
+    with heavy_imports():
+        from recgrad.config import load_config
+        from recgrad.report.costs import model_costs
+    say("Equal layers for all (256-128-64), without sequences; multiply-adds are those of matrix products.\n")
+    speed = "   rows/s" if args.time else ""
+    say(f"{'model':<18} {'parameters':>12} {'in tables':>14} {'multiply-adds/row':>18}{speed}")
+    names = None if args.name is None else [args.name]
+    for cost in model_costs(load_config(args.long), timed=args.time, names=names):
+        if cost.problem:
+            say(f"{cost.name:<18} {'—':>12}  {cost.problem}")
+            continue
+        timed = "" if cost.rows_per_sec is None else f"{cost.rows_per_sec:>9,.0f}"
+        sizes = f"{cost.parameters:>12,} {cost.table_parameters:>14,} {cost.multiply_adds:>18,}"
+        say(f"{cost.name:<18} {sizes}{timed}")
+    return 0
 
 
 def describe_kinds() -> str:

@@ -114,6 +114,11 @@ def write_bundle(
             "export: the model predicts a list for each row, one value a candidate, and bundles hold one "
             "value a row; score with recgrad predict"
         )
+    if trained.task.predicts_in is not None:
+        raise RecgradError(
+            "export: export_config.mixed_precision is for `recgrad predict`, bundles compute in float32; "
+            'leave it out, or clear it: --edit_config_json \'{"export_config.mixed_precision": ""}\''
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with staged_folder(target) as folder:

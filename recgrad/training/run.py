@@ -22,6 +22,7 @@ from recgrad.data.loader import build_loader
 from recgrad.data.position import FROM_WEIGHTS
 from recgrad.errors import RecgradError, system_reason, whole_path
 from recgrad.models.targets import find_targets
+from recgrad.optim.precision import check_precision, set_tf32
 from recgrad.training.assembly import (
     Training,
     build_hooks,
@@ -231,7 +232,7 @@ def load_trained(
 
     The checkpoint is the one named, or of the config's model_dir the best where the config
     keeps one (exporter_type best), else the newest. `exporting` goes by
-    export_config.use_dense_ema where it is set, instead of eval_config's.
+    export_config.use_dense_ema where it is set, instead of eval_config's, and by its precision.
     """
     effective, report = prepare_config(
         config,
@@ -248,6 +249,10 @@ def load_trained(
     load_weights(snapshot, task, use_ema=uses_ema(effective, exporting=exporting))
     task.place(device)
     task.eval()
+    if exporting:
+        exports = effective.export_config
+        task.predicts_in = check_precision(exports.mixed_precision)
+        set_tf32(cudnn=exports.cudnn_allow_tf32, matmul=exports.cuda_matmul_allow_tf32)
     return Trained(effective, task, features, snapshot.step, _evaluated(snapshot))
 
 

@@ -20,6 +20,7 @@ from recgrad.metrics.base import Metric
 from recgrad.models.base import Model
 from recgrad.models.batch_ids import PreparedBatch
 from recgrad.models.tasks import TaskSpec, loss_names
+from recgrad.optim.precision import autocast
 
 Outputs = Mapping[str, Tensor]
 _ONE_VALUE = "Expected more than 1 value per channel"  # what torch's BatchNorm says of one row
@@ -35,6 +36,9 @@ class Task(nn.Module):
         super().__init__()
         self.model = model
         self.said_sampled = False
+        self.predicts_in: torch.dtype | None = (
+            None  # of the dense half in evaluation; None for the weights' own
+        )
         head = CodesHead if model.learns_codes else Head
         self.heads = nn.ModuleList(head(spec, sample_weight_fields) for spec in model.tasks)
 
@@ -46,7 +50,8 @@ class Task(nn.Module):
     def forward(self, batch: Batch, ids: PreparedBatch | None = None) -> dict[str, Tensor]:
         """The model's outputs; `ids` are those of the batch, if they are on their way already."""
         try:
-            outputs: dict[str, Tensor] = self.model(batch) if ids is None else self.model(batch, ids)
+            with autocast(None if self.training else self.predicts_in, self.model.groups.device.type):
+                outputs: dict[str, Tensor] = self.model(batch) if ids is None else self.model(batch, ids)
         except ValueError as error:
             if batch.size == 1 and str(error).startswith(_ONE_VALUE):
                 raise DataError(
@@ -54,6 +59,8 @@ class Task(nn.Module):
                     "give the data more rows, or raise data_config.batch_size or batch_cost_size"
                 ) from error
             raise
+        if self.predicts_in is not None and not self.training:
+            return {name: v.float() if v.is_floating_point() else v for name, v in outputs.items()}
         return outputs
 
     def losses(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:

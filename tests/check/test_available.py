@@ -75,6 +75,7 @@ def test_every_name_of_the_schema_can_be_available(config: PipelineConfig) -> No
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
+        (f"{MODEL}.kernel", "TRITON", None),
         (f"{MODEL}.kernel", "PYTORCH", None),
         (f"{TRAIN}.save_checkpoints_timestamps", [5], "'save_checkpoints_timestamps' is not supported yet; use save_checkpoints_steps"),
         (f"{TRAIN}.save_checkpoints_timestamp_interval", 0, None),

@@ -47,7 +47,9 @@ def test_one_checkpoint_interval(problems: Problems) -> None:
     [
         ("train_config.mixed_precision", "FP8", ": must be one of '', 'BF16', 'FP16', got 'FP8'"),
         ("train_config.mixed_precision", "bf16", ": must be one of '', 'BF16', 'FP16', got 'bf16'; did you mean 'BF16'?"),
-        ("export_config.mixed_precision", "BF16", ": 'mixed_precision' is not supported yet; leave it out; predictions are made in float32"),
+        ("export_config.mixed_precision", "BF16", None),
+        ("export_config.mixed_precision", "FP8", ": must be one of '', 'BF16', 'FP16', got 'FP8'"),
+        ("export_config.cuda_matmul_allow_tf32", True, None),
         ("train_config.grad_clipping", {"clipping_type": "nrom"}, ".clipping_type: must be one of 'none', 'norm', 'value', got 'nrom'; did you mean 'norm'?"),
         ("train_config.grad_clipping", {"max_gradient": 5}, ".max_gradient: has no effect with clipping_type 'none'; set it to norm or value"),
         ("train_config.grad_clipping", {"clipping_type": "value", "norm_type": 1}, ".norm_type: has no effect with clipping_type 'value'; set it to norm"),

@@ -421,3 +421,25 @@ def test_a_column_that_csv_cannot_hold_is_refused_and_leaves_nothing(
             carry_columns=["click_seq"],
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_export_config_says_in_which_precision_predictions_are_made(
+    trained: tuple[PipelineConfig, recgrad.TrainResult, Path], tmp_path: Path
+) -> None:
+    config, _, folder = trained
+    found = {}
+    for precision in ("", "BF16"):
+        path = tmp_path / f"{precision}.parquet"
+        edits = {"export_config.mixed_precision": precision}
+        source = str(folder / "eval.parquet")
+        predict(config, input_path=source, output_path=path, edit_config_json=edits)
+        found[precision] = pq.read_table(path)["probs"].to_numpy()
+    assert found["BF16"].dtype == np.float32
+    gaps = np.abs(found["BF16"] - found[""])
+    assert 0 < gaps.max() < 0.05  # eight bits of a logit
+    with pytest.raises(
+        RecgradError, match=r"mixed_precision is for `recgrad predict`, bundles compute in float32"
+    ):
+        recgrad.export_model(
+            config, tmp_path / "bundle", edit_config_json={"export_config.mixed_precision": "BF16"}
+        )
