@@ -104,7 +104,7 @@ def test_the_status_page_names_what_is_not_built() -> None:
     for (message, oneof), kind in KINDS.items():
         members = MESSAGES[message].oneofs_by_name[oneof].fields
         names += [field.name.removeprefix("sequence_") for field in members if field.name not in known[kind]]
-    assert len(names) > 10
+    assert names
     assert [name for name in sorted(set(names)) if not re.search(rf"\b{name}\b", text)] == []
 
 
