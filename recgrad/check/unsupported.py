@@ -45,7 +45,6 @@ NO_EFFECT = {
     "DynamicEmbFrequencyAdmissionStrategy.counter_bucket_capacity": "counters lie in buckets of 16",
     "ModelConfig.kernel": "Recgrad's own kernels compute the same",
     "SequenceFeature.sequence_pk": "it is for serving",
-    "ModelConfig.kernel": "Recgrad's own kernels compute the same",
     "STU.recompute_normed_x": "what is computed again is decided here",
     "STU.recompute_uvqk": "what is computed again is decided here",
     "STU.recompute_y": "what is computed again is decided here",
