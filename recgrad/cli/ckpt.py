@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from recgrad.cli.command import COMMANDS, Command
 from recgrad.cli.console import table_console
+from recgrad.embedding.living import NUM_ROWS
 from recgrad.errors import CheckpointError, whole_path
 from recgrad.terminal import printable
 
@@ -123,7 +124,7 @@ def _table_cells(rows: Any, entry: TableEntry) -> list[str]:
     states = ", ".join(_describe_state(name, state) for name, state in none.states.items()) or "none"
     return [
         rows.name,
-        f"{rows.num_rows:,}",
+        "by id" if rows.num_rows == NUM_ROWS else f"{rows.num_rows:,}",
         f"{rows.touched_rows:,}",
         f"{rows.dim}",
         str(none.weights.dtype),

@@ -302,9 +302,24 @@ def test_rows_with_waiting_gradients_stay() -> None:
         train(engine, optimizer, [11, 12, 13, 14, 15])
 
 
+def test_two_passes_before_a_backward_keep_their_rows() -> None:
+    engine, optimizer = build(LivingSpec(4, LAST))
+    train(engine, optimizer, [1, 2, 3])
+    first = engine(ids_of([4, 5])).pooled(["f"])
+    second = engine(ids_of([6, 7])).pooled(["f"])  # 1, 2 and 3 are gone; 4 and 5 stay
+    assert table_of(engine).live()[0].tolist() == [4, 5, 6, 7]
+    (first.sum() + 2 * second.sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    _, states = table_of(engine).row_states()
+    (state,) = states.values()
+    np.testing.assert_array_equal(state[:, 0] - table_of(engine).states["sum"].initial, [1, 1, 4, 4])
+
+
 def test_gradients_of_rows_that_changed_hands_are_refused() -> None:
     engine, _ = build(LivingSpec(2, LAST))
     stale = engine(ids_of([1, 2])).pooled(["f"])
+    engine.clear_gradients()  # as after an update
     engine(ids_of([3, 4])).pooled(["f"])
     with pytest.raises(RuntimeError, match="changed hands"):
         stale.sum().backward()

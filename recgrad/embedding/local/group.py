@@ -274,6 +274,8 @@ class DimGroup:
 
     def clear(self, names: set[str] | None = None) -> None:
         """Drop the waiting gradients, of all tables or of some."""
+        if self._translator is not None:
+            self._translator.close()
         if names is None:
             self.sources = []
         elif self.sources:
@@ -282,6 +284,8 @@ class DimGroup:
     def drop(self, tables: Tables) -> None:
         """Drop the waiting gradients of the tables at these positions."""
         self.sources = self._waiting(self._all - tables)
+        if self._translator is not None:
+            self._translator.close()
 
     def scale(self, names: set[str], factor: float) -> None:
         """Multiply the waiting gradients of some tables."""

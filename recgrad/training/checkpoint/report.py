@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from recgrad.embedding.living import NUM_ROWS
+
 MOST_NAMES = 5
 MOST_LINES = 10
 
@@ -46,7 +48,10 @@ class RestoredTable:
         text = f"{self.name}: {self.rows:,} rows"
         if self.dropped_rows:
             text += f", {self.dropped_rows:,} dropped"
-        if self.num_rows != self.old_num_rows:
+        if NUM_ROWS in (self.num_rows, self.old_num_rows) and self.num_rows != self.old_num_rows:
+            now = "are numbered by id here" if self.num_rows == NUM_ROWS else "were numbered by id there"
+            text += f" (rows {now})"
+        elif self.num_rows != self.old_num_rows:
             verb = "grew" if self.num_rows > self.old_num_rows else "shrank"
             text += f" (the table {verb} from {self.old_num_rows:,} to {self.num_rows:,} rows)"
         return text

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +33,18 @@ Array = npt.NDArray[Any]
 _SOME, _EVERY = 1, 2  # rows to find after a round: of keys that had none, of all keys
 
 
-class Rows(NamedTuple):
-    """Row numbers of a forward pass, and how often rows had changed hands when they were found."""
+class Rows:
+    """Row numbers of a forward pass.
 
-    array: Array
-    changes: int
+    Attributes:
+        array: they, by lookup.
+        changes: how often rows have changed hands that are not protected.
+    """
+
+    __slots__ = ("__weakref__", "array", "changes")
+
+    def __init__(self, array: Array, changes: int) -> None:
+        self.array, self.changes = array, changes
 
 
 class Translator:
@@ -53,6 +61,7 @@ class Translator:
         self._of_column = [tables[columns[c]] for c in self._columns]
         self._lines = np.array([address_of(table.line) for table in self._of_column], np.int64)
         self._changes = 0
+        self._open: list[weakref.ref[Rows]] = []  # passes in training since the last update
 
     def translate(self, lines: Array, *, training: bool, waiting: frozenset[int]) -> Rows | None:
         """Let lines of the lookup matrix point to row numbers; returns what keeps these alive.
@@ -65,16 +74,26 @@ class Translator:
         jobs, rows = self._jobs(lines)
         if not len(jobs):
             return None
+        open_passes = [rows for rows in (reference() for reference in self._open) if rows is not None]
         used = [t for t in self._tables.items() if (jobs[:, JOB_LINE] == address_of(t[1].line)).any()]
         if training:
             for position, table in used:
-                table.begin_pass(waits=position in waiting)
+                table.begin_pass(waits=position in waiting or bool(open_passes))
         tasks = _tasks(jobs[:, JOB_COUNT])
         own = np.array([address_of(table.line) for _, table in used], np.int64)
         self._launch(find_tasks, jobs, tasks, len(tasks), int(training), own)
-        if training:
-            self._admit([table for _, table in used], jobs, tasks, own)
-        return Rows(rows, self._changes)
+        if not training:
+            return Rows(rows, self._changes)
+        self._admit([table for _, table in used], jobs, tasks, own)
+        for earlier in open_passes:  # their rows have stayed
+            earlier.changes = self._changes
+        found = Rows(rows, self._changes)
+        self._open = [*map(weakref.ref, open_passes), weakref.ref(found)]
+        return found
+
+    def close(self) -> None:
+        """After an update, or where gradients are dropped: rows of the passes so far may change hands."""
+        self._open = []
 
     def check_current(self, rows: Rows) -> None:
         """Refuse gradients of rows that may belong to other keys by now."""
