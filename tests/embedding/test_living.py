@@ -249,8 +249,17 @@ def test_rounds_are_those_of_a_dictionary(kind: str, data: st.DataObject) -> Non
         }
 
 
-def test_many_keys_and_growth_never_give_a_wrong_row() -> None:
-    living = LivingSpec(5000, COUNT)
+@pytest.mark.parametrize(
+    "living",
+    [
+        LivingSpec(5000, COUNT),
+        LivingSpec(5000, LAST),
+        LivingSpec(5000, DISTANCE, interval=2, decay=0.7, fallback=True),
+        LivingSpec(5000, LAST, interval=1, fallback=True),
+    ],
+    ids=["LFU", "STEP", "distance_lfu", "lru"],
+)
+def test_many_keys_and_growth_never_give_a_wrong_row(living: LivingSpec) -> None:
     engine, optimizer = build(living)
     reference = Reference(living)
     random = np.random.default_rng(7)

@@ -60,6 +60,8 @@ from recgrad.kernels.simd import field, load_f64, load_i32, load_i64, store_i64
 NONE, ABOVE, MEAN, CHANCE = range(4)
 _NOBODY = -1
 _KNOWN_AGES = 1024
+_SAMPLED_FROM = 1024  # keys
+_SAMPLE = 4096
 TTL_PARTS = 16  # of its ttl may go by before a row that has expired is taken away
 
 # Arguments of `round_tasks`.
@@ -159,6 +161,68 @@ def _incumbents(line: int, before: int) -> Any:
 
 
 @njit(nogil=True)
+def _sample_limit(line: int, before: int, k: int, powers: Any) -> Any:
+    """A score that about 2k keys are at most worth, from every few rows; −1 where that cannot be told."""
+    first, high, live = field(line, RESERVED), field(line, HIGH), field(line, LIVE)
+    stride = max((high - first) // min(_SAMPLE, live // 4), 1)
+    found = np.empty((high - first) // stride + 1, np.float64)
+    n = 0
+    meta, now, policy = field(line, META), field(line, STEP), field(line, POLICY)
+    for row in range(first, high, stride):
+        mark = load_i64(meta + 16 * row + 8)
+        if load_i64(meta + 16 * row) >= 0 and (mark >> 32) < before:
+            found[n] = _worth(policy, mark & 0xFFFFFFFF, mark >> 32, now, powers)
+            n += 1
+    place = 2 * k * n // live + 24
+    if place >= n // 2:
+        return -1.0
+    return np.sort(found[:n])[place]
+
+
+@njit(nogil=True)
+def _worth(policy: int, count: int, last: int, now: int, powers: Any) -> Any:
+    """A key's score as a float, in the same order up to rounding; powers are those of ages."""
+    if policy == DISTANCE:
+        age = now - last
+        return count / (powers[age] if age < _KNOWN_AGES else (age + 1.0) ** powers[_KNOWN_AGES])
+    if policy == COUNT:
+        return float(count)
+    return float(last)
+
+
+@njit(nogil=True)
+def _candidates(line: int, before: int, k: int) -> Any:
+    """As `_incumbents`, but where k keys are few perhaps only some, among which the k lowest are.
+
+    Looking at all keys is most of what a round costs: a limit that is estimated from a sample leaves few of
+    them, and where it leaves too few, all are taken.
+    """
+    live = field(line, LIVE)
+    if live < _SAMPLED_FROM or k > live // 8:
+        return _incumbents(line, before)
+    decay = load_f64(field(line, DECAY))
+    powers = np.empty(_KNOWN_AGES + 1, np.float64)
+    for age in range(_KNOWN_AGES):
+        powers[age] = (age + 1.0) ** decay
+    powers[_KNOWN_AGES] = decay
+    limit = _sample_limit(line, before, k, powers)
+    rows, keys = np.empty(live, np.int64), np.empty(live, np.int64)
+    counts, lasts = np.empty(live, np.int64), np.empty(live, np.int64)
+    n = 0
+    meta, now, policy = field(line, META), field(line, STEP), field(line, POLICY)
+    if limit >= 0:
+        for row in range(field(line, RESERVED), field(line, HIGH)):
+            key, mark = load_i64(meta + 16 * row), load_i64(meta + 16 * row + 8)
+            count, last = mark & 0xFFFFFFFF, mark >> 32
+            if key >= 0 and last < before and _worth(policy, count, last, now, powers) <= limit:
+                rows[n], keys[n], counts[n], lasts[n] = row, key, count, last
+                n += 1
+    if n < k:
+        return _incumbents(line, before)
+    return rows[:n], keys[:n], _scores(policy, counts[:n], lasts[:n], now, decay)
+
+
+@njit(nogil=True)
 def _expire(line: int) -> None:
     """Take the rows of keys that were not seen for longer than the ttl."""
     ttl, step = field(line, TTL), field(line, STEP)
@@ -240,7 +304,7 @@ def _window_round(line: int) -> None:
     room = field(line, CAPACITY) - field(line, LIVE)
     admitted = min(room, len(keys))
     if len(keys) > room:
-        rows, own_keys, own = _incumbents(line, now + 1)
+        rows, own_keys, own = _candidates(line, now + 1, min(len(keys) - room, field(line, LIVE)))
         worst = lowest(own, own_keys, min(len(keys) - room, len(rows)))
         worst = worst[by_score(own[worst], own_keys[worst])]
         for i in range(len(worst)):
@@ -264,8 +328,9 @@ def _make_room(line: int, wanted: int) -> int:
     room = field(line, CAPACITY) - field(line, LIVE)
     if wanted <= room or field(line, POLICY) == NEVER:
         return min(wanted, room)
-    rows, keys, scores = _incumbents(line, field(line, SAFE))
-    gone = min(wanted - room + field(line, SLACK), len(rows))
+    gone = wanted - room + field(line, SLACK)
+    rows, keys, scores = _candidates(line, field(line, SAFE), gone)
+    gone = min(gone, len(rows))
     chosen = lowest(scores, keys, gone)
     for i in range(len(chosen)):
         take_row(line, rows[chosen[i]])
