@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import chain
 
@@ -344,3 +347,33 @@ def test_resumed_is_as_if_it_had_not_stopped(folder, tmp_path, preprocessor):
     batch = built(folder)[1]
     with torch.no_grad():
         assert torch.equal(one.eval()(batch)["logits_like"], other.eval()(batch)["logits_like"])
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_what_one_does(folder, tmp_path):
+    """Rows have different numbers of candidates, and every candidate weighs the same."""
+    changes = {
+        "_dropout_ratio: 0.1": "_dropout_ratio: 0",
+        "parameterized_mlp": "simple_mlp",
+        "adam_optimizer { lr: 0.005 }": "sgd_optimizer { lr: 0.05 }",
+        "adagrad_optimizer { lr: 0.1 }": "sgd_optimizer { lr: 0.05 }",
+        "num_epochs: 5": "num_steps: 5",
+        "shuffle: true": "shuffle: false",
+    }
+    text, table, found = config_text(folder), pq.read_table(folder / "valid.parquet"), {}
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    for ranks in (1, 2):
+        # A rank reads a consecutive share of the rows; both together have the batches of one.
+        order = np.arange(200).reshape(10, ranks, 20 // ranks).transpose(1, 0, 2).ravel()
+        pq.write_table(table.take(order), tmp_path / f"{ranks}.parquet")
+        path = tmp_path / f"{ranks}.config"
+        own = text.replace(f"{folder}/train.parquet", f"{tmp_path}/{ranks}.parquet")
+        own = own.replace("batch_size: 20", f"batch_size: {20 // ranks}")
+        path.write_text(own.replace(f"{folder}/model", f"{tmp_path}/{ranks}"))
+        command = [sys.executable, "-m", "recgrad", "train", str(path), "--nproc", str(ranks)]
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        found[ranks] = load_trained(path, None, device=torch.device("cpu")).task.model.state_dict()
+    for name, value in found[1].items():
+        if "engine" not in name:
+            torch.testing.assert_close(value, found[2][name], rtol=1e-4, atol=1e-5, msg=name)
