@@ -168,7 +168,8 @@ def main() -> int:
         answer, code = {"error": str(error)}, EXIT_FAILED
     except OSError as error:
         answer, code = {"error": f"predict: {error}"}, EXIT_FAILED
-    print(json.dumps(answer), flush=True)
+    sys.stdout.write(f"{json.dumps(answer)}\n")  # JSON for the process that started this one
+    sys.stdout.flush()
     return code
 
 
