@@ -239,6 +239,7 @@ def bench_drift() -> list[Bar]:
     small, all_ids, init_fn = int(0.3 * drift.total), drift.total, "zeros_"
     kinds: dict[str, dict[str, Any]] = {
         "dynamicemb STEP": {"policy": LAST},
+        "dynamicemb LFU": {"policy": COUNT},
         "zch lru": {"policy": LAST, "interval": 5, "fallback": True},
         "zch distance_lfu": {"policy": DISTANCE, "interval": 5, "fallback": True},
     }
