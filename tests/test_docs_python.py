@@ -102,10 +102,11 @@ def test_the_pretrained_embeddings_of_the_page_are_trained_from(
 
 
 def test_no_page_is_forgotten() -> None:
-    """The rest is run by tests/optim, tests/models and the files beside this one."""
+    """The rest is run by tests/optim, tests/models, tests/serving and the files beside this one."""
     elsewhere = {
         "api.md",
         "export.md",
+        "serving.md",
         "optimizers.md",
         "schedules.md",
         "models.md",

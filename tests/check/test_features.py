@@ -22,7 +22,7 @@ INT = "feature_configs[0].raw_feature"
 @pytest.mark.parametrize(
     ("edits", "expected"),
     [
-        ({f"{CAT}.num_buckets": None}, [f"{CAT}: one of num_buckets, hash_bucket_size, vocab_list, vocab_dict, vocab_file is needed"]),
+        ({f"{CAT}.num_buckets": None}, [f"{CAT}: one of num_buckets, hash_bucket_size, vocab_list, vocab_dict, vocab_file, zch, dynamicemb is needed"]),
         ({f"{CAT}.hash_bucket_size": 5}, [f"{CAT}: num_buckets and hash_bucket_size are both set; keep one"]),
         ({f"{CAT}.num_buckets": 0}, [f"{CAT}.num_buckets: must be in [1, 9223372036854775807], got 0"]),
         ({f"{CAT}.embedding_dim": 0}, [f"{CAT}.embedding_dim: ids need an embedding_dim of at least 1"]),
