@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import tokenizers
 from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -214,7 +215,20 @@ MINIMAL = {
     "kv_dot_product": 'query: "user:a" document: "item:b"',
     "combine_feature": 'expression: "item:a" default_value: "0"',
     "bool_mask_feature": 'expression: ["item:a", "item:b"] embedding_dim: 4 num_buckets: 9',
+    "tokenize_feature": 'expression: "item:a" embedding_dim: 4 vocab_file: "TOKENIZER"',
+    "custom_feature": 'expression: ["item:a", "item:b"] operator_name: "EditDistance" '
+    'operator_lib_file: "recgrad"',
 }
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of a tokenizer of a few words."""
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "1": 1, "2": 2}, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Punctuation()
+    path = tmp_path_factory.mktemp("tokens") / "tokenizer.json"
+    made.save(str(path))
+    return str(path)
 
 
 VOCABULARY = 'expression: "item:a" embedding_dim: 4 vocab_list: ["1", "2"] default_value: "2" value_dim: 1'
@@ -223,7 +237,7 @@ LOGARITHM = 'expression: "item:a" normalizer: "method=expression,expr=log(x)"'
 
 @pytest.mark.parametrize("kind", sorted(FEATURES))
 @pytest.mark.parametrize("size", [0, 3])
-def test_every_kind_encodes_any_number_of_rows(kind: str, size: int) -> None:
+def test_every_kind_encodes_any_number_of_rows(kind: str, size: int, tokenizer: str) -> None:
     """A kind that joins the registry must join MINIMAL: this is the contract that all kinds share."""
     if kind == "sequence_feature":
         members = " ".join(f'features {{ {k} {{ feature_name: "{k}" {v} }} }}' for k, v in MINIMAL.items())
@@ -231,6 +245,7 @@ def test_every_kind_encodes_any_number_of_rows(kind: str, size: int) -> None:
     else:
         text = f'{kind} {{ feature_name: "f" {MINIMAL[kind.removeprefix("sequence_")]} }}'
     assert FEATURES[kind].__doc__
+    text = text.replace("TOKENIZER", tokenizer)
     made = encoder(text)
     columns = {name: pa.array(["1"] * size, pa.string()) for name in made.columns}
     columns |= {"m": pa.array(["1:2"] * size, pa.string()), "n": pa.array(["1^1:2"] * size, pa.string())}
@@ -268,7 +283,7 @@ VARIANTS = {
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", sorted(FEATURES))
-def test_a_row_is_encoded_alike_alone_and_in_company(kind: str, data: st.DataObject) -> None:
+def test_a_row_is_encoded_alike_alone_and_in_company(kind: str, data: st.DataObject, tokenizer: str) -> None:
     """Rows are independent: bad ones neither hide others nor spoil them, whatever the kind."""
     if kind == "sequence_feature":
         bodies = {k: data.draw(st.sampled_from(v)) for k, v in VARIANTS.items()}
@@ -277,7 +292,7 @@ def test_a_row_is_encoded_alike_alone_and_in_company(kind: str, data: st.DataObj
     else:
         body = data.draw(st.sampled_from(VARIANTS[kind.removeprefix("sequence_")]))
         text = f'{kind} {{ feature_name: "f" {body} }}'
-    made = encoder(text)
+    made = encoder(text.replace("TOKENIZER", tokenizer))
     size = data.draw(st.integers(0, 6))
     cells = {name: data.draw(st.lists(CELLS, min_size=size, max_size=size)) for name in made.columns}
     columns = {name: pa.array(column, pa.string()) for name, column in cells.items()}

@@ -239,11 +239,13 @@ def test_forward_is_the_formula(reference, build, batch):
 
 
 def test_every_model_has_a_reference():
-    """Here, in test_forward.py, test_retrieval_models.py, test_next_item.py or test_semantic_ids.py."""
+    """Here, in test_forward.py, test_retrieval_models.py, test_next_item.py, test_hstu_ranking.py or
+    test_semantic_ids.py."""
     elsewhere = {
         "dbmtl", "dcn_v1", "dcn_v2", "deepfm", "dlrm", "dssm", "dssm_v2", "mask_net", "mmoe", "multi_tower",
         "multi_tower_din", "pepnet", "ple", "simple_multi_task", "wide_and_deep", "wukong", "xdeepfm",
-        "dat", "mind", "tdm", "hstu", "sasrec", "sid_rqvae", "sid_rqkmeans",
+        "dat", "mind", "tdm", "hstu", "sasrec", "dlrm_hstu", "ultra_hstu", "sid_rqvae",
+        "sid_rqkmeans",
     }  # fmt: skip
     assert set(MODELS) == elsewhere | {reference.__name__ for reference in REFERENCES}
 

@@ -302,11 +302,6 @@ def test_settings_that_cannot_hold_are_refused(build, text, message) -> None:
     assert message in str(error.value)
 
 
-def test_kinds_that_are_not_there_are_refused(build) -> None:
-    with pytest.raises(ConfigError, match="no feature 'tokenize_feature'"):
-        build('tokenize_feature { feature_name: "f" expression: "item:t" embedding_dim: 4 vocab_file: "x" }')
-
-
 def test_names_of_members_by_one_underscore(tmp_path) -> None:
     from recgrad.config import load_config
     from recgrad.data.features.build import features_of
