@@ -140,12 +140,13 @@ def test_trials_that_fall_behind_are_stopped(config: PipelineConfig, tmp_path: P
     often = {"train_config.save_checkpoints_steps": 2, "train_config.num_epochs": 2}
     settings = settings_of(edit_config(config, often), tmp_path, 1)
     study = open_study(settings)
-    for number in range(12):  # others, that were perfect from the start
+    for number in range(12):  # others, each better than those before it, and all than any AUC
         done = study.ask(
             fixed_distributions={LR: optuna.distributions.FloatDistribution(1e-4, 0.5, log=True)}
         )
         for step in range(1, 9):
             done.report(1.0 + number, step)
+            assert not done.should_prune()  # Hyperband notes how far a trial has come as it is asked
         study.tell(done, 1.0)
     said: list[str] = []
     run_trials(study, TuneSettings(**{**vars(settings), "trials": 15}), said.append)
