@@ -40,6 +40,9 @@ class Tables:
         assert all(0 <= row < self.tables[name].spec.num_rows for row in row_ids)
         self.rows[name].update(zip(row_ids.tolist(), weights.tolist()))
 
+    def living_tables(self):
+        return {}
+
     def state_shapes(self, table):
         return {"t": (), **{name: (width,) for name, width in self.states}}
 
