@@ -57,7 +57,7 @@ def test_draws_follow_the_weights():
 def test_others_are_drawn_by_weight_without_the_own_items(own):
     """Also when the own items hold nearly all the weight."""
     weights = np.arange(1, 11) ** 4.0
-    items = ItemTable("items", np.arange(10) * 7, weights, {})
+    items = ItemTable.of("items", np.arange(10) * 7, weights, {})
     rows = draw_others(items, np.array(own, np.int64) * 7, 50_000, (0, 0, 0, 0))
     assert len(rows) == 50_000
     p = np.where(np.isin(np.arange(10), own), 0, weights)
@@ -67,7 +67,7 @@ def test_others_are_drawn_by_weight_without_the_own_items(own):
 
 
 def test_nothing_left_to_draw():
-    items = ItemTable("items.txt", np.arange(3), np.array([1.0, 1.0, 0.0]), {})
+    items = ItemTable.of("items.txt", np.arange(3), np.array([1.0, 1.0, 0.0]), {})
     with pytest.raises(
         DataError, match=r"every item of item table 'items\.txt' that has weight is in the batch"
     ):

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.arrow_columns import one_chunk
+from recgrad.data.samplers.mapped import array_of, mapped_table
 from recgrad.data.samplers.tables import check_no_nulls, keys_of, read_table, weights_of
 from recgrad.errors import DataError
 
@@ -55,6 +56,18 @@ class Edges:
     starts: Ints
     items: Ints
 
+    @staticmethod
+    def mapped(name: str, batch: pa.RecordBatch) -> Edges:
+        """The edges that `as_batch` gave."""
+        items = batch.column("items")
+        starts, flat = (part.to_numpy(zero_copy_only=True) for part in (items.offsets, items.values))
+        return Edges(name, array_of(batch, "users"), starts, flat)
+
+    def as_batch(self) -> pa.RecordBatch:
+        """All of it but the name: a row a user."""
+        items = pa.LargeListArray.from_arrays(pa.array(self.starts), pa.array(self.items))
+        return pa.RecordBatch.from_pydict({"users": pa.array(self.users), "items": items})
+
     def ranges(self, users: Ints) -> tuple[Ints, Ints]:
         """Where the items of each user begin and end; nowhere for a user without edges."""
         if not len(self.users):
@@ -70,11 +83,12 @@ _lock = threading.Lock()
 
 
 def load_edges(source: EdgeSource, data: DataConfig) -> Edges:
-    """The edges; read once and shared by all samplers that are alive in the process."""
+    """The edges, mapped from a file; one object for all samplers that are alive in the process."""
     with _lock:
         edges = _edges.get(source)
         if edges is None:
-            edges = _load(source, data)
+            batch = mapped_table("edges", source.path, source, lambda: _load(source, data).as_batch())
+            edges = Edges.mapped(source.path, batch)
             _edges[source] = edges
         return edges
 

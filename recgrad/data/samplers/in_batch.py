@@ -135,4 +135,4 @@ def count_items(reader: Reader, field: str, hashed: bool) -> ItemTable:
                 keys = merged
     if not len(keys):
         raise DataError(f"data: column '{field}' has no items to count")
-    return ItemTable(f"counts of column '{field}'", keys, counts.astype(np.float64), {})
+    return ItemTable.of(f"counts of column '{field}'", keys, counts.astype(np.float64), {})

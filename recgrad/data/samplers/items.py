@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakValueDictionary
 
@@ -16,8 +16,12 @@ import pyarrow.compute as pc
 from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.arrow_columns import one_chunk
 from recgrad.data.samplers.alias import build_alias
+from recgrad.data.samplers.mapped import array_of, mapped_table
 from recgrad.data.samplers.tables import check_no_nulls, keys_of, read_table, weights_of
 from recgrad.errors import DataError
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -51,35 +55,55 @@ class ItemTable:
         weights: float64 [items].
         columns: one array for each attribute.
         keep, alias: the alias table of the weights.
+        order: int64 [items], the rows by ascending key, and of one key as they come.
+        known: int64 [items], the keys in that order.
     """
 
     name: str
-    keys: npt.NDArray[np.int64]
-    weights: npt.NDArray[np.float64]
+    keys: Ints
+    weights: Floats
     columns: dict[str, pa.Array]
-    keep: npt.NDArray[np.float64] = field(init=False)
-    alias: npt.NDArray[np.int64] = field(init=False)
+    keep: Floats
+    alias: Ints
+    order: Ints
+    known: Ints
 
-    def __post_init__(self) -> None:
-        self.keep, self.alias = build_alias(self.weights)
+    @staticmethod
+    def of(name: str, keys: Ints, weights: Floats, columns: Mapping[str, pa.Array]) -> ItemTable:
+        """The table of items in memory."""
+        order = np.argsort(keys, kind="stable")
+        keep, alias = build_alias(weights)
+        return ItemTable(name, keys, weights, dict(columns), keep, alias, order, keys[order])
+
+    @staticmethod
+    def mapped(name: str, batch: pa.RecordBatch) -> ItemTable:
+        """The table that `as_batch` gave."""
+        parts = {part: array_of(batch, part) for part in _PARTS}
+        columns = {
+            column.removeprefix(_ATTRIBUTE): batch.column(column)
+            for column in batch.schema.names
+            if column.startswith(_ATTRIBUTE)
+        }
+        return ItemTable(name, columns=columns, **parts)
+
+    def as_batch(self) -> pa.RecordBatch:
+        """All of it but the name."""
+        parts = {part: pa.array(getattr(self, part)) for part in _PARTS}
+        return pa.RecordBatch.from_pydict(
+            {**parts, **{_ATTRIBUTE + name: column for name, column in self.columns.items()}}
+        )
 
     @cached_property
     def total(self) -> float:
         """The sum of all weights."""
         return float(self.weights.sum())
 
-    @cached_property
-    def _sorted(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        order = np.argsort(self.keys, kind="stable")
-        return self.keys[order], order
-
-    def rows_of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def rows_of(self, keys: Ints) -> Ints:
         """The row of each id, the first where an id occurs twice; -1 for ids that the table lacks."""
-        known, order = self._sorted
-        at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-        return np.where(known[at] == keys, order[at], -1)
+        at = np.minimum(np.searchsorted(self.known, keys), len(self.known) - 1)
+        return np.where(self.known[at] == keys, self.order[at], -1)
 
-    def take(self, rows: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
+    def take(self, rows: Ints) -> dict[str, pa.Array]:
         """The attributes of some items."""
         index = pa.array(rows)
         return {name: column.take(index) for name, column in self.columns.items()}
@@ -87,16 +111,19 @@ class ItemTable:
 
 _HEADER = "id:int64⇥weight:float⇥attrs:string"
 _ATTRS = ("attrs", "feature")
+_PARTS = ("keys", "weights", "keep", "alias", "order", "known")
+_ATTRIBUTE = "attribute "
 _tables: WeakValueDictionary[TableSource, ItemTable] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
 def load_items(source: TableSource, data: DataConfig) -> ItemTable:
-    """The item table; read once and shared by all samplers that are alive in the process."""
+    """The item table, mapped from a file; one object for all samplers that are alive in the process."""
     with _lock:
         table = _tables.get(source)
         if table is None:
-            table = _load(source, data)
+            batch = mapped_table("items", source.path, source, lambda: _load(source, data).as_batch())
+            table = ItemTable.mapped(source.path, batch)
             _tables[source] = table
         return table
 
@@ -112,7 +139,7 @@ def _load(source: TableSource, data: DataConfig) -> ItemTable:
         raise DataError(f"data: {where} has no items")
     check_no_nulls(table.column("id"), "id", where)
     keys = keys_of(one_chunk(table.column("id")), source.hashed, where)
-    return ItemTable(source.path, keys, _weights(table, where), _attributes(table, source))
+    return ItemTable.of(source.path, keys, _weights(table, where), _attributes(table, source))
 
 
 def _weights(table: pa.Table, where: str) -> npt.NDArray[np.float64]:
