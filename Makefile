@@ -12,7 +12,7 @@ OUT ?= quickstart
 THREADS ?= 1
 PYTEST := OMP_NUM_THREADS=$(THREADS) OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: quickstart test test-fast lint format proto names bench clean help
+.PHONY: quickstart test test-fast lint format proto names docs bench clean help
 
 help:
 	@echo "make quickstart   install, write synthetic data, train DeepFM on it, evaluate (OUT=folder)"
@@ -22,6 +22,7 @@ help:
 	@echo "make format       let ruff format and fix the code"
 	@echo "make proto        regenerate the Python code of the config schema"
 	@echo "make names        regenerate the lists of public classes after a component was added"
+	@echo "make docs         build the docs as a site, into site/"
 	@echo "make bench        run every benchmark and print its table"
 	@echo "make clean        remove the virtual environment and caches"
 
@@ -51,11 +52,16 @@ proto: $(VENV)/.dev
 names: $(VENV)/.dev
 	$(BIN)/python -m recgrad.public_names
 
+# Strictly: a link that leads nowhere ends it. The variable silences an advertisement.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "look at it: $(BIN)/python -m http.server --directory site 8001, then http://127.0.0.1:8001"
+
 bench: $(VENV)/.dev
 	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist site *.egg-info
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -77,7 +77,12 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
     """The parser of some commands, of all by default."""
-    parser = Parser(prog="recgrad", description="Train recommendation models from one config file.")
+    parser = Parser(
+        prog="recgrad",
+        description="Train recommendation models from one config file.",
+        epilog="recgrad COMMAND --help explains each. The docs begin at docs/index.md of the project; "
+        "`make docs` builds them as a site with search, site/index.html.",
+    )
     parser.add_argument("--version", action="version", version=f"recgrad {__version__}")
     parser.set_defaults(debug=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

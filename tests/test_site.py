@@ -1,0 +1,75 @@
+"""The docs as a site: built strictly, whole, and without anything from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import recgrad
+from recgrad.cli.command import COMMANDS
+
+pytest.importorskip("mkdocs")
+pytest.importorskip("material")
+pytest.importorskip("mkdocstrings")
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make docs` builds it, with one page more that no navigation names."""
+    out = tmp_path_factory.mktemp("site")
+    docs = out.with_name("docs")
+    shutil.copytree(ROOT / "docs", docs)
+    (docs / "just_written.md").write_text("# Just written\n\nSee [status.md](status.md).\n")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "RECGRAD_DOCS": str(docs)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def test_every_page_is_there_and_can_be_reached(site: Path) -> None:
+    menu = (site / "index.html").read_text()
+    pages = [path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")]
+    pages += [Path("just_written.html")]
+    pages += [Path("reference/commands") / f"{name}.html" for name in COMMANDS]
+    assert len(pages) > 50
+    assert [str(page) for page in pages if not (site / page).is_file()] == []
+    assert [str(page) for page in pages if f'href="{page.as_posix()}"' not in menu] == []
+
+
+def test_nothing_comes_from_elsewhere(site: Path) -> None:
+    """Links may lead out; scripts, styles, fonts and pictures may not."""
+    fetched = re.compile(
+        r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?(?:https?:)?//|<link[^>]*\shref=\"?(?:https?:)?//"
+    )
+    assert [page.name for page in site.rglob("*.html") if fetched.search(page.read_text())] == []
+
+
+def test_search_finds_prose_docstrings_and_settings(site: Path) -> None:
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+
+    def pages_with(words: str) -> set[str]:
+        return {entry["location"].partition("#")[0] for entry in entries if words in entry["text"]}
+
+    assert "serving.html" in pages_with("Dockerfile")
+    assert "reference/schema.html" in pages_with("enable_global_grad_clip")
+    first_line = str(recgrad.train.__doc__).partition("\n")[0]
+    assert "reference/recgrad.html" in pages_with(first_line[:40])
+
+
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    for package in ("recgrad", "recgrad.losses", "recgrad.optim.schedules"):
+        module = recgrad if package == "recgrad" else __import__(package, fromlist=["__all__"])
+        page = (site / "reference" / f"{package}.html").read_text()
+        text = re.sub(r"<[^>]+>", "", page)
+        assert [name for name in module.__all__ if name.strip("_") not in text] == []
