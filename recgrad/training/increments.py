@@ -23,7 +23,8 @@ from recgrad.errors import RecgradError, whole_path
 from recgrad.training.checkpoint import resolve_checkpoint
 from recgrad.training.checkpoint.manager import CheckpointManager
 from recgrad.training.checkpoint.staging import write_file_atomically
-from recgrad.training.run import LINEAGE_FILE, evaluate, train
+from recgrad.training.run import evaluate, train
+from recgrad.training.start import LINEAGE_FILE
 from recgrad.training.state import TrainResult
 
 _log = logging.getLogger("recgrad.training")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +13,13 @@ from typing import Any
 
 import torch
 
-from recgrad.config import PipelineConfig, save_config
+from recgrad.config import PipelineConfig
 from recgrad.config.load import CONFIG_FILE
 from recgrad.data.features.base import Feature
 from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
 from recgrad.data.position import FROM_WEIGHTS
-from recgrad.errors import RecgradError, system_reason, whole_path
+from recgrad.errors import RecgradError
 from recgrad.models.targets import find_targets
 from recgrad.optim.precision import check_precision, set_tf32
 from recgrad.training.assembly import (
@@ -32,24 +31,20 @@ from recgrad.training.assembly import (
     run_length,
     uses_ema,
 )
-from recgrad.training.capture import capture, load_weights, resume, say_other_conditions
+from recgrad.training.capture import capture, load_weights
 from recgrad.training.catalogue import build_catalogue
 from recgrad.training.checkpoint import (
     CheckpointManager,
     Snapshot,
     read_checkpoint,
     resolve_checkpoint,
-    restore,
-    verify_checkpoint,
 )
-from recgrad.training.checkpoint.staging import remove_leftovers
 from recgrad.training.evaluator import Progress, evaluated_weights
 from recgrad.training.evaluator import evaluate as evaluate_task
-from recgrad.training.failed_start import VERSION_FILE, remove_failed_start
 from recgrad.training.hook import Hook
 from recgrad.training.hooks.console import log_progress
-from recgrad.training.model_lock import LOCK_NAME, hold_model_dir
-from recgrad.training.own_tables import DATA_FOLDER, with_own_rows
+from recgrad.training.model_lock import hold_model_dir
+from recgrad.training.own_tables import with_own_rows
 from recgrad.training.preflight import ConfigSource, meeting_timeout, prepare_config
 from recgrad.training.processes import Processes, choose_device, open_processes
 from recgrad.training.runtime import (
@@ -58,14 +53,12 @@ from recgrad.training.runtime import (
     untouched_generators,
 )
 from recgrad.training.signals import StopRequest
+from recgrad.training.start import find_start, open_checkpoints, starting_state, write_effective_config
 from recgrad.training.state import TrainResult, TrainState
 from recgrad.training.step_threads import fit_threads
 from recgrad.training.task import Task
 from recgrad.training.trainer import Trainer
-from recgrad.version import __version__
 
-LINEAGE_FILE = "lineage.json"
-"""The days that led to a model_dir, see `recgrad.training.increments`."""
 _log = logging.getLogger("recgrad.training")
 
 RANK_SEED = 1_000_003
@@ -122,7 +115,7 @@ def train(
         settings = effective.train_config
         processes.set_timeout(settings.process_timeout_secs)
         folder = Path(effective.model_dir)
-        checkpoints = _open_checkpoints(effective, processes)
+        checkpoints = open_checkpoints(effective, processes)
         # A launcher that starts the run again after a process died wants it to resume.
         resumes = continue_train or processes.restarts > 0
         if ignore_restore_optimizer and not (resumes or settings.fine_tune_checkpoint):
@@ -131,17 +124,15 @@ def train(
                 "fine_tune_checkpoint as well, or leave it out"
             )
         processes.on_main(lambda: held.enter_context(hold_model_dir(folder)))
-        start_from = processes.on_main(
-            lambda: _check_model_dir(folder, checkpoints, resumes, processes.doing)
-        )
+        start_from = processes.on_main(lambda: find_start(folder, checkpoints, resumes, processes.doing))
         seed_everything(settings.seed)
         processes.doing("building the model")
         training = build_training(effective, processes)
         fit_threads(training.task.model, effective.data_config.batch_size)
         seed_everything(settings.seed + RANK_SEED * processes.rank)
-        state = _starting_state(training, effective, start_from, ignore_restore_optimizer)
+        state = starting_state(training, effective, start_from, ignore_restore_optimizer)
         if processes.is_main:
-            _write_effective_config(effective, folder)
+            write_effective_config(effective, folder)
             _say_device(processes.device)
         again = f" --device {device}" if isinstance(device, str) and device != "auto" else ""
         again += "" if custom_code else " --no_custom_code"
@@ -354,19 +345,6 @@ def _tell_hooks(trainer: Trainer, done: int, total: int | None) -> None:
         hook.during_evaluation(trainer, done, total)
 
 
-def _open_checkpoints(config: PipelineConfig, processes: Processes) -> CheckpointManager:
-    """What writes and finds the run's checkpoints, together with the other ranks."""
-    settings = config.train_config
-    return CheckpointManager(
-        config.model_dir,
-        keep_max=settings.keep_checkpoint_max,
-        rank=processes.rank,
-        world_size=processes.world_size,
-        token=processes.broadcast(uuid.uuid4().hex),
-        timeout_secs=settings.process_timeout_secs,
-    )
-
-
 def _how_to_resume(trainer: Trainer, command: str) -> str:
     """After a signal, where the run was and the command to resume; what to change if nothing was left."""
     state = trainer.state
@@ -403,64 +381,3 @@ def _given_up_on_error(checkpoints: CheckpointManager) -> Iterator[None]:
     except BaseException:
         checkpoints.give_up()
         raise
-
-
-def _check_model_dir(
-    folder: Path, checkpoints: CheckpointManager, continue_train: bool, doing: Callable[[str], None]
-) -> Path | None:
-    """The checkpoint to resume from, or None for a fresh start."""
-    if continue_train:
-        return checkpoints.latest(doing)
-    if not remove_failed_start(folder, keep={LOCK_NAME, DATA_FOLDER, LINEAGE_FILE}):
-        raise RecgradError(
-            f"model_dir {folder}{whole_path(folder)} is not empty; resume what is there "
-            "(--continue_train), or choose another --model_dir"
-        )
-    return None
-
-
-def _starting_state(
-    training: Training, config: PipelineConfig, start_from: Path | None, ignore_optimizer: bool
-) -> TrainState:
-    if start_from is not None:
-        snapshot = read_checkpoint(start_from, verify=False)
-        state = resume(snapshot, training, optimizers=not ignore_optimizer)
-        say_other_conditions(snapshot, training.processes)
-        return state
-    source = config.train_config.fine_tune_checkpoint
-    if source:
-        processes = training.processes
-        path = processes.on_main(lambda: _checked_checkpoint(source, processes.doing))
-        param_map = config.train_config.fine_tune_ckpt_param_map
-        report = restore(
-            read_checkpoint(path, verify=False),
-            model=training.task.model,
-            engine=training.task.model.engine,
-            sparse_optimizer=training.sparse_optimizer,
-            updater=training.updater,
-            param_map=Path(param_map) if param_map else None,
-            ignore_optimizer=ignore_optimizer,
-        )
-        _log.info("%s", report)
-    return TrainState()
-
-
-def _checked_checkpoint(source: str, doing: Callable[[str], None]) -> Path:
-    """The checkpoint that `source` means, every byte of it checked."""
-    path = resolve_checkpoint(source, doing)
-    if path == Path(source):  # the newest of a model_dir has been checked
-        verify_checkpoint(path, doing=doing)
-    return path
-
-
-def _write_effective_config(config: PipelineConfig, folder: Path) -> None:
-    try:
-        remove_leftovers(folder, "")  # of a run that was killed: nobody else writes here now
-        for torn in folder.glob(f".{CONFIG_FILE}.*.tmp"):
-            torn.unlink()
-        save_config(config, folder / CONFIG_FILE)
-        (folder / VERSION_FILE).write_text(f"{__version__}\n")
-    except OSError as error:
-        raise RecgradError(
-            f"model_dir {folder}{whole_path(folder)}: cannot be written: {system_reason(error)}"
-        ) from error
