@@ -111,7 +111,13 @@ def http_bars(model: Model, seconds: float) -> list[Bar]:
     grid = [(rows, clients) for rows in (1, 20, 200) for clients in (1, 8, 64)]
     bodies = {rows: model.bodies(rows) for rows in (1, 20, 200)}
     found = {}
-    with peer_server(model.model_dir, own) as theirs, recgrad_server(model.bundle, own) as ours:
+    line = [sys.executable, HERE / "peers/plain_state.py", model.bundle, model.model_dir]
+    subprocess.run([*map(str, line), str(model.folder / "peer.pt")], check=True)
+    alone = dense_alone(model, tuple(bodies))
+    with (
+        peer_server(model.folder / "peer.pt", own) as theirs,
+        recgrad_server(model.bundle, own) as ours,
+    ):
         urls = {"ours": f"{ours}/v1/score", "theirs": f"{theirs}/v1/score"}
         for body in bodies.values():
             scores = post(urls["ours"], body)["scores"]["probs"], post(urls["theirs"], body)["probs"]
@@ -120,11 +126,17 @@ def http_bars(model: Model, seconds: float) -> list[Bar]:
             for name, url in urls.items():
                 load(url, bodies[rows], clients, 1, other)
                 found[rows, clients, name] = load(url, bodies[rows], clients, seconds, other)
+        empty = load(f"{ours}/healthz", b"", 1, seconds, other)
     bars = []
     for rows, clients in grid:
         a, b = found[rows, clients, "ours"], found[rows, clients, "theirs"]
         what = f"HTTP, {rows} row{'s' * (rows > 1)} a request, {clients} client{'s' * (clients > 1)}:"
         note = f"{a.per_second:,.0f} against {b.per_second:,.0f}"
+        if clients == 1:
+            # What no server on this HTTP stack can do without: an exchange of nothing, and the dense part.
+            most = b.p50 / (empty.p50 + alone[rows])
+            note += f"; {most:.1f} if only HTTP ({empty.p50 * 1e3:.2f} ms) and the dense part"
+            note += f" ({alone[rows] * 1e3:.2f} ms) took time"
         theirs_per_second = max(b.per_second, 1 / seconds)  # as if its first answer came just in time
         bars.append(Bar(f"{what} requests/s over FastAPI's", a.per_second / theirs_per_second, 4, True, note))
         note = f"{a.p99 * 1e3:.1f} ms against {b.p99 * 1e3:.1f} ms"
@@ -133,6 +145,24 @@ def http_bars(model: Model, seconds: float) -> list[Bar]:
     failed = sum(one.failed for one in found.values())
     assert not failed, f"{failed} requests failed"
     return bars
+
+
+def dense_alone(model: Model, sizes: tuple[int, ...]) -> dict[int, float]:
+    """Seconds of the dense program for so many rows, on one thread."""
+    scorer = Scorer.load(model.bundle, verify=False)
+    part, found = scorer._parts["score"], {}
+    table = read_rows(model.bundle, model.rows)
+    for size in sizes:
+        feeds: dict[str, np.ndarray] = {}
+        program, part.program = part.program, lambda given: feeds.update(given) or program(given)
+        scorer.score(table.slice(0, size).combine_chunks())
+        part.program, taken = program, []
+        for _ in range(200):
+            start = time.perf_counter()
+            program(feeds)
+            taken.append(time.perf_counter() - start)
+        found[size] = statistics.median(taken)
+    return found
 
 
 def overload_bars(model: Model, seconds: float) -> list[Bar]:

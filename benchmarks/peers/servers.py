@@ -57,9 +57,9 @@ def recgrad_server(bundle: Path, core: int | None = None, *options: str) -> Any:
     return running(["-m", "recgrad", "serve", str(bundle), "--port", str(port), *options], port, core)
 
 
-def peer_server(model_dir: Path, core: int | None = None) -> Any:
+def peer_server(model: Path, core: int | None = None) -> Any:
     port = free_port()
-    return running([str(PEER), str(model_dir), "--port", str(port)], port, core)
+    return running([str(PEER), str(model), "--port", str(port)], port, core)
 
 
 def get(url: str) -> str:

@@ -81,6 +81,7 @@ class Batcher(Generic[W, A]):
         self._queued = 0  # batches that the thread has, or is about to have
         self._row_s = row_s
         self._busy_since: float | None = None
+        self._last_requests = 1  # of the batch before
         self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
         self.held_bytes = 0
         self.arriving = 0
@@ -125,6 +126,17 @@ class Batcher(Generic[W, A]):
         if len(self._fresh) == 1:
             self._fresh_since = time.monotonic()
             self._loop.call_soon(self._flush)
+
+    def answer_alone(self, waiting: W) -> A | None:
+        """The answer at once, without a turn of the event loop; None if it may have company, and is submitted.
+
+        It may have if other bodies are arriving, or if the batch before was of several requests.
+        """
+        if self._fresh or self._queued or self.arriving or self._last_requests > 1:
+            return None
+        if waiting.rows * self._row_s > INLINE_S:
+            return None
+        return self._answers([waiting])[0]
 
     def forget_late(self) -> None:
         """Answer requests whose deadline has passed; called now and then."""
@@ -188,6 +200,7 @@ class Batcher(Generic[W, A]):
             logger.exception("a batch could not be scored")
             answers = [self._late] * len(batch)
         seconds = time.monotonic() - started
+        self._last_requests = len(batch)
         rows = sum(waiting.rows for waiting in batch)
         if rows:
             took = seconds / rows

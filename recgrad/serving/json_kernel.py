@@ -20,13 +20,16 @@ INT, FLOAT, TEXT, BOOL, OTHER = 0, 1, 2, 3, 4
 READ, ODD, OTHER_SHAPE = 0, 1, 2
 # How a cell is to be understood: null, a value, a float that is left to a slower and exact reader.
 NULL, VALUE, HARD = 0, 1, 2
-# Columns of `found`: code, first row, rows, user's begin and end, on_bad_row is null, has bytes over 127.
+# Columns of `found`: code, first row, rows, user's begin and end, on_bad_row is null, and in HIGH
+# a bit each for bytes over 127 and for cells that are HARD.
 CODE, FIRST, ROWS, USER, USER_END, NULLS, HIGH = 0, 1, 2, 3, 4, 5, 6
 FOUND = 7
+HAS_HIGH, HAS_HARD = 128, 256
 
 _EXACT = np.array([10.0**power for power in range(23)])
 """Powers of ten that a float holds exactly."""
 _MANTISSA = 1 << 53
+_SPLIT = float((1 << 27) + 1)
 _QUOTE, _BACKSLASH, _COLON, _COMMA, _MINUS, _PLUS, _DOT, _ZERO = 34, 92, 58, 44, 45, 43, 46, 48
 _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST = 123, 125, 91, 93
 
@@ -93,7 +96,8 @@ def _number(text: Any, at: Any, end: Any) -> Any:
     while at < end and _ZERO <= text[at] <= _ZERO + 9:
         if digits < 18:
             mantissa = mantissa * 10 + (text[at] - _ZERO)
-        digits += 1
+        if mantissa > 0:  # zeros in front are no digits that count
+            digits += 1
         at += 1
     if at == first or (text[first] == _ZERO and at - first > 1):
         return -1, mantissa, 0, negative, 0
@@ -105,7 +109,7 @@ def _number(text: Any, at: Any, end: Any) -> Any:
             if digits < 18:
                 mantissa = mantissa * 10 + (text[at] - _ZERO)
                 power -= 1
-            if mantissa > 0 or digits > 0:
+            if mantissa > 0:
                 digits += 1
             at += 1
         if at == first:
@@ -129,6 +133,36 @@ def _number(text: Any, at: Any, end: Any) -> Any:
 
 
 @cached_njit(nogil=True)
+def _halves(value: Any) -> Any:
+    """A float as the exact sum of two of 26 bits (Veltkamp)."""
+    scaled = _SPLIT * value
+    high = scaled - (scaled - value)
+    return high, value - high
+
+
+@cached_njit(nogil=True)
+def _quotient(mantissa: Any, divisor: Any) -> Any:
+    """(mantissa / divisor rounded once, whether that is certain), of up to 18 digits and a power up to 10^22.
+
+    The quotient of the leading 53 bits is corrected by its exact remainder (Dekker's product) and the bits
+    that are left. Only next to the middle between two floats might the correction itself round wrongly.
+    """
+    lead = np.float64(mantissa)
+    rest = np.float64(mantissa - np.int64(lead))
+    quotient = lead / divisor
+    a, b = _halves(quotient)
+    c, d = _halves(divisor)
+    product = quotient * divisor
+    error = ((a * c - product) + a * d + b * c) + b * d
+    correction = (((lead - product) - error) + rest) / divisor
+    value = quotient + correction
+    lost = abs(correction - (value - quotient))
+    step = np.nextafter(value, np.inf) - value
+    middle = step / 2 if np.nextafter(value, 0.0) + step == value else step / 4  # closer below a power of two
+    return value, lost < middle * (1 - 1e-9)
+
+
+@cached_njit(nogil=True)
 def _value(
     text: Any,
     at: Any,
@@ -141,7 +175,7 @@ def _value(
     stops: Any,
     states: Any,
 ) -> Any:
-    """Read one value into its cell; returns the place after it, −1 for an odd one, and its bytes over 127."""
+    """Read one value into its cell; returns the place after it, −1 for an odd one, and bits as in `found`."""
     byte = text[at]
     if byte == 110:
         states[column, row] = NULL
@@ -177,12 +211,17 @@ def _value(
             value = value / _EXACT[-power] if power < 0 else value * _EXACT[power]
             floats[column, row] = -value if negative else value
             return at, 0
+        if form == 1 and -22 <= power < 0:
+            value, certain = _quotient(mantissa, _EXACT[-power])
+            if certain:
+                floats[column, row] = -value if negative else value
+                return at, 0
         if form == 0:
             return -1, 0
         states[column, row] = HARD
         cells[column, row] = begin
         stops[column, row] = at
-        return at, 0
+        return at, HAS_HARD
     if kind == BOOL and byte == 116:
         cells[column, row] = 1
         return _word(text, at, end, b"true"), 0
@@ -197,7 +236,7 @@ def _row(
     text: Any, at: Any, end: Any, row: Any, names: Any, offsets: Any, kinds: Any, shape: Any,
     cells: Any, floats: Any, stops: Any, states: Any,
 ) -> Any:  # fmt: skip
-    """Read the object at `at` as a row; returns the place after it, a code, and its bytes over 127.
+    """Read the object at `at` as a row; returns the place after it, a code, and bits as in `found`.
 
     shape[0] is the number of keys of a row, shape[1 + j] the column of the j-th; −1 before the first row.
     """

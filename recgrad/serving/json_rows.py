@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -97,7 +98,7 @@ class BodyReader:
         """What could be read, by shape, and the numbers of the other bodies."""
         text = bodies[0] if len(bodies) == 1 else b"".join(bodies)
         data = np.frombuffer(text, np.uint8)
-        ends = np.cumsum([len(body) for body in bodies])
+        ends = np.array([*accumulate(map(len, bodies))])
         # Each row has a bracket of its own; a text with brackets in it makes room for some rows more.
         room = min(text.count(b"{"), max_rows * len(bodies)) + 1
         left = np.arange(len(bodies))
@@ -107,6 +108,8 @@ class BodyReader:
             if not len(left):
                 break
             found, group = self._read(bodies, data, ends, left, room, max_rows)
+            if group is not None and len(group.bodies) == len(bodies):
+                return [group], []
             codes = found[left, kernel.CODE]
             refused = set(left[codes == kernel.READ].tolist())
             if group is not None:
@@ -130,14 +133,16 @@ class BodyReader:
         )  # fmt: skip
         if not rows:
             return found, None
-        lines = found[wanted[found[wanted, kernel.CODE] == kernel.READ]]
-        numbers = wanted[found[wanted, kernel.CODE] == kernel.READ].tolist()
+        numbers = [number for number in wanted.tolist() if found[number, kernel.CODE] == kernel.READ]
+        lines = found[numbers].tolist()
         users: list[dict[str, Any] | None] = [None] * len(numbers)
-        for at, (number, line) in enumerate(zip(numbers, lines.tolist())):
-            if line[kernel.HIGH] or line[kernel.USER_END]:
+        hard = False
+        for at, (number, line) in enumerate(zip(numbers, lines)):
+            hard |= bool(line[kernel.HIGH] & kernel.HAS_HARD)
+            if line[kernel.HIGH] & kernel.HAS_HIGH or line[kernel.USER_END]:
                 start = int(ends[number - 1]) if number else 0
                 try:
-                    if line[kernel.HIGH]:
+                    if line[kernel.HIGH] & kernel.HAS_HIGH:
                         bodies[number].decode()
                     if line[kernel.USER_END]:
                         begin, end = line[kernel.USER] - start, line[kernel.USER_END] - start
@@ -147,10 +152,10 @@ class BodyReader:
         present = tuple(sorted(shape[1 : 1 + shape[0]].tolist()))
         if not self._fit(present, rows, cells):
             return found, None
-        if (states[present, :rows] == kernel.HARD).any():
+        if hard:
             _read_hard(data, list(present), rows, cells, stops, states)
         read = Cells(rows, self._known, self._layout, present, cells, stops, states, data)
-        counts, nulls = lines[:, kernel.ROWS].tolist(), lines[:, kernel.NULLS].tolist()
+        counts, nulls = ([line[of] for line in lines] for of in (kernel.ROWS, kernel.NULLS))
         return found, Read(numbers, counts, read, self, users, [bool(null) for null in nulls])
 
     def _fit(self, present: Iterable[int], rows: int, cells: Any) -> bool:

@@ -105,6 +105,9 @@ class Service:
         asked = Asked(
             self.loop.create_future(), len(request.body), deadline, body, answer_kind(request), rows=rows
         )
+        answer = self.batcher.answer_alone(asked)
+        if answer is not None:
+            return answer
         self.batcher.submit(asked)
         return await asked.future
 
