@@ -10,6 +10,7 @@ route is `async`: on one core that serves more requests than threads that take t
 from __future__ import annotations
 
 import argparse
+from itertools import pairwise
 
 import torch
 import uvicorn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 
 class DeepFM(nn.Module):
-    """linear(final([Σ wide, Σ_{i<j} v_i∘v_j, deep(numbers, v)])); the last row of a table is for missing ids."""
+    """linear(final([Σ wide, Σ_{i<j} v_i∘v_j, deep(numbers, v)])); a table's last row is for missing ids."""
 
     def __init__(self, sizes: list[int], numbers: int, dim: int, wide_dim: int, deep: list[int], final: int):
         super().__init__()
@@ -27,7 +28,7 @@ class DeepFM(nn.Module):
         self.wide = nn.ModuleList(nn.Embedding(size, wide_dim) for size in sizes)
         widths = [numbers + dim * len(sizes), *deep]
         layers: list[nn.Module] = []
-        for a, b in zip(widths, widths[1:]):
+        for a, b in pairwise(widths):
             layers += [nn.Linear(a, b), nn.ReLU()]
         self.deep = nn.Sequential(*layers)
         self.final = nn.Linear(1 + dim + widths[-1], final)
