@@ -130,7 +130,8 @@ class Batcher(Generic[W, A]):
     def answer_alone(self, waiting: W) -> A | None:
         """The answer at once, without a turn of the event loop; None if it may have company.
 
-        It may have company, and is submitted then, if other bodies are arriving, or if the batch before was of several requests.
+        It may have company, and is submitted then, if other bodies are arriving, or if the batch
+        before was of several requests.
         """
         if self._fresh or self._queued or self.arriving or self._last_requests > 1:
             return None
