@@ -64,11 +64,22 @@ class Predict(Command):
             metavar="N",
             help="the same as --num_threads, by TorchEasyRec's name",
         )
+        parser.add_argument(
+            "--debug-level",
+            type=int,
+            default=0,
+            metavar="N",
+            help="0; TorchEasyRec's 1, encoded features as text, is refused",
+        )
+        parser.add_argument(
+            "--is-profiling", action="store_true", help="TorchEasyRec's trace of predictions; is refused"
+        )
         add_device_argument(parser)
         add_threads_argument(parser, "of each process ")
 
     def run(self, args: argparse.Namespace) -> int:
         source = _source(args)
+        _refuse(args)
         threads = _threads(args)
         with heavy_imports():
             from recgrad.export.predict import predict
@@ -113,6 +124,22 @@ def _source(args: argparse.Namespace) -> str:
     if len(given) != 1:
         raise RecgradError(f"recgrad predict: name one config, model_dir or bundle, got {len(given)}")
     return str(given[0])
+
+
+def _refuse(args: argparse.Namespace) -> None:
+    """Raise for flags of TorchEasyRec whose work is done by other means here."""
+    from recgrad.errors import RecgradError
+
+    if args.debug_level:
+        raise RecgradError(
+            f"recgrad predict: --debug_level {args.debug_level} (encoded features as text) is not there; bundles "
+            "encode by the code that trained, and load_model(…).explain(rows) says what features do to scores"
+        )
+    if args.is_profiling:
+        raise RecgradError(
+            "recgrad predict: --is_profiling is not there; train_config.is_profiling traces training, and "
+            "py-spy record -- recgrad predict … shows where predictions spend their time"
+        )
 
 
 def _threads(args: argparse.Namespace) -> int | None:

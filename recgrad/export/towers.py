@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -22,6 +23,8 @@ from recgrad.data.readers.tables import open_table, read_table
 from recgrad.errors import RecgradError, whole_path
 from recgrad.serving.manifest import CONFIG, is_bundle
 from recgrad.serving.scorer import Scorer
+
+logger = logging.getLogger(__name__)
 
 Vectors = npt.NDArray[np.float32]
 GOLDEN_KEY = b"recgrad.golden"
@@ -72,6 +75,12 @@ class TrainedTowers:
             device=torch.device("cpu"),
             custom_code=custom_code,
         )
+        if trained.task.predicts_in is not None:
+            logger.warning(
+                "export_config.mixed_precision is %s, which is for recgrad predict; vectors are computed in "
+                "float32",
+                trained.config.export_config.mixed_precision,
+            )
         self.data: DataConfig | None = trained.config.data_config
         self.similarity = trained.task.model.similarity
         self._make = cache(partial(TowerEncoder, trained.task.model, trained.features))

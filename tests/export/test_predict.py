@@ -144,6 +144,8 @@ def test_flags_choose_outputs_steps_and_formats(run: Run, tmp_path: Path) -> Non
         ("bundle", ["--edit_config_json", '{"train_config.seed": 3}'], "only data_config can be edited"),
         ("bundle", ["--num_threads", "1", "--predict_threads", "2"], "leave one out"),
         ("bundle", ["--scripted_model_path", "x"], "name one config, model_dir or bundle, got 2"),
+        ("bundle", ["--debug_level", "1"], "--debug_level 1 (encoded features as text) is not there"),
+        ("bundle", ["--is_profiling"], "--is_profiling is not there"),
     ],
 )
 def test_what_cannot_be_done_is_refused_and_leaves_nothing(

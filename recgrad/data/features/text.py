@@ -123,11 +123,20 @@ def parse_floats(text: Text) -> tuple[npt.NDArray[np.float64], Mask]:
     try:
         return pc.cast(array, pa.float64()).to_numpy(), np.zeros(len(text), np.bool_)
     except pa.ArrowInvalid:
-        array = pc.utf8_trim_whitespace(array)
+        array = _trimmed(text, array)
     number = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:nan|inf|infinity)$"
     good = pc.match_substring_regex(array, number)
     values = pc.cast(pc.if_else(good, array, "0"), pa.float64()).to_numpy()
     return values, ~good.to_numpy(zero_copy_only=False)
+
+
+def _trimmed(text: Text, array: pa.Array) -> pa.Array:
+    """Texts without white space around them; bytes that are no UTF-8 are replaced, as in messages."""
+    try:
+        return pc.utf8_trim_whitespace(array)
+    except pa.ArrowInvalid:
+        readable = [text[i] for i in range(len(text))]
+        return pc.utf8_trim_whitespace(pa.array(readable, pa.large_string()))
 
 
 def _to_arrow(data: Bytes, offsets: Ints) -> pa.Array:

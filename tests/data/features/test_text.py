@@ -106,3 +106,10 @@ def test_features_take_separators_of_several_bytes(encode, bucket, separator) ->
     }}"""
     result = encode(text, {"c": [f"日{separator}a|b", "x", None]})
     assert result.ids() == [[bucket("日", 99), bucket("a|b", 99)], [bucket("x", 99)], []]
+
+
+def test_bytes_that_are_no_text_are_no_numbers() -> None:
+    values = pa.array([b"1.5", b"\xff\xfe", b" 2 ", b"3\xc3"], pa.binary())
+    got, bad = parse_floats(Text.of(values))
+    assert bad.tolist() == [False, True, False, True]
+    assert got[[0, 2]].tolist() == [1.5, 2.0]
