@@ -93,8 +93,9 @@ def _by_tree(args: argparse.Namespace) -> int:
     if args.beam is not None and args.beam < args.k:
         raise RecgradError(f"recommend: --beam must be at least k, {args.k}, got {args.beam}")
     with heavy_imports():
-        from recgrad.export.tree_files import load_tree
-        from recgrad.export.tree_search import TreeItems, recommend_by_tree
+        from recgrad.export.tree_search import recommend_by_tree
+        from recgrad.serving.tree import load_tree
+        from recgrad.serving.tree_search import TreeItems
     tree = load_tree(args.index)
     items = len(TreeItems(tree))
     if args.k > items:

@@ -29,7 +29,9 @@ class Serve(Command):
             "--workers", type=int, default=1, metavar="N", help="processes, at most one a core (default: 1)"
         )
         parser.add_argument(
-            "--index", metavar="INDEX", help="what `recgrad index` made with this model, for /v1/recommend"
+            "--index",
+            metavar="INDEX",
+            help="what `recgrad index` made with this model, or a tdm model's tree, for /v1/recommend",
         )
         parser.add_argument("--table", metavar="NAME", help="the table of an index in PostgreSQL")
         for role in ("user", "item"):

@@ -36,6 +36,7 @@ from recgrad.retrieval.filters import Filter
 from recgrad.retrieval.interests import best_of_pairs, search_interests
 from recgrad.retrieval.lists import Array, Bools, Floats, Found, Ints, ItemSets
 from recgrad.retrieval.similarity import item_side, query_side, similarities
+from recgrad.serving.by_vectors import ByVectors
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -68,7 +69,7 @@ class Segment:
         return cls(table, PackedVectors.of_panels(panels, table.num_rows), approximate)
 
 
-class Index:
+class Index(ByVectors):
     """Items that can be searched by vectors.
 
     Args:

@@ -22,6 +22,7 @@ from recgrad.errors import RecgradError
 from recgrad.retrieval.filters import Filter
 from recgrad.retrieval.interests import search_interests
 from recgrad.retrieval.lists import Array, Found, Ints, ItemSets
+from recgrad.serving.by_vectors import ByVectors
 from recgrad.serving.index import check_golden
 
 TABLE = "recgrad_items"
@@ -63,7 +64,7 @@ def version_of(uri: str, table: str) -> str:
     return "" if found is None else str(json.loads(found[0])["version"])
 
 
-class PostgresIndex:
+class PostgresIndex(ByVectors):
     """Items in a table of PostgreSQL; has what `recommend` needs of an index.
 
     Args:

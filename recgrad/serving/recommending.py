@@ -1,7 +1,8 @@
 """The index that is served beside a model: opened, followed when it changes, searched for a user.
 
 A changed index takes the place of the old one; one that cannot be read, or that another model has made, is
-refused and the old one stays. An index is a folder, or a table in PostgreSQL, which is searched there.
+refused and the old one stays. An index is a folder, a table in PostgreSQL, which is searched there, or the
+tree of a tdm model.
 """
 
 from __future__ import annotations
@@ -27,8 +28,13 @@ from recgrad.serving.joins import add_stored, signature
 from recgrad.serving.postgres import PREFIXES, TABLE, PostgresIndex, shown, version_of
 from recgrad.serving.requests import Row
 from recgrad.serving.served import Served
+from recgrad.serving.tree import FEATURES, SERVING
+from recgrad.serving.tree_search import TreeIndex
 
 logger = logging.getLogger("recgrad.serving")
+
+
+ServedIndex = Index | PostgresIndex | TreeIndex
 
 
 class Place(Protocol):
@@ -41,7 +47,7 @@ class Place(Protocol):
     def signature(self) -> str:
         """What changes when the index does; raises OSError where there is none for a moment."""
 
-    def open(self) -> Index | PostgresIndex:
+    def open(self) -> ServedIndex:
         """The index that is there."""
 
 
@@ -86,13 +92,34 @@ class Table:
         return PostgresIndex(self.uri, self.table)
 
 
+@dataclass(frozen=True)
+class Tree:
+    """A folder of `recgrad tdm-tree`."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return str(self.path)
+
+    def signature(self) -> str:
+        """Of both files that a search reads."""
+        return " ".join(signature(self.path / name) for name in (SERVING, FEATURES))
+
+    def open(self) -> TreeIndex:
+        """The tree."""
+        return TreeIndex(self.path)
+
+
 def place_of(index: str | Path, table: str = "") -> Place:
-    """Where an index is that a user names: a folder, or the address of a database."""
+    """Where an index is that a user names: a folder of vectors or of a tree, or the address of a database."""
     if str(index).startswith(PREFIXES):
         return Table(str(index), table or TABLE)
     if table:
         raise RecgradError(f"--table: goes with an index in PostgreSQL, got the folder {index}")
-    return Folder(Path(index))
+    path = Path(index)
+    return Tree(path) if (path / SERVING).is_file() else Folder(path)
 
 
 class IndexHolder:
@@ -115,7 +142,7 @@ class IndexHolder:
         self._fits: str | None = None
         self._lock = threading.Lock()
 
-    def current(self, served: Served) -> Index | PostgresIndex:
+    def current(self, served: Served) -> ServedIndex:
         """The index to search for this model; raises where another model has made it."""
         with self._lock:
             if time.monotonic() - self._looked >= self._every_s:
@@ -149,7 +176,7 @@ class IndexHolder:
 
 def recommend_rows(
     served: Served,
-    index: Index | PostgresIndex,
+    index: ServedIndex,
     users: Sequence[Row],
     *,
     k: int,
@@ -159,9 +186,9 @@ def recommend_rows(
     """The best items of each user, by ids, with their similarities.
 
     Raises:
-        RequestError: a column of the user tower is missing, or has a bad value.
+        RequestError: a column of the user is missing, or has a bad value.
     """
-    schema = served.scorer.tower_schema("user")
+    schema = index.user_schema(served.scorer)
     keys = {store.key: store.key_type for store in served.stores}
     faults = Faults()
     columns, unknown = RowReader(schema, keys).read_any(users, faults)
@@ -173,14 +200,14 @@ def recommend_rows(
     lacking = missing(schema.names, columns, unknown)
     if lacking is not None:
         raise RequestError(422, lacking)
-    vectors = served.scorer.embed(pa.table({name: columns[name] for name in schema.names}), "user")
+    table = pa.table({name: columns[name] for name in schema.names})
     banned = None
     if exclude:
         numbers = index.numbers(pa.array([str(item) for item in exclude], pa.large_string()))
         own = numbers[numbers >= 0]
         owners = np.repeat(np.arange(len(users)), len(own))
         banned = ItemSets.of(owners, np.tile(own, len(users)), len(users))
-    found = index.view(condition).search(vectors, k, banned)
+    found = index.find(served.scorer, table, k, condition, banned)
     lists = []
     for items, scores in zip(found.items, found.scores):
         there = items >= 0

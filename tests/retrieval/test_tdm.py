@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,15 @@ from google.protobuf import text_format
 import recgrad
 from recgrad.cli.main import main
 from recgrad.config import PipelineConfig
-from recgrad.export.tree_files import load_tree
-from recgrad.export.tree_search import open_nodes, search_tree
+from recgrad.errors import RecgradError
+from recgrad.export.tree_search import open_nodes
 from recgrad.retrieval.lists import ItemSets
+from recgrad.serving.answers import RequestError
+from recgrad.serving.recommending import IndexHolder, recommend_rows
+from recgrad.serving.scorer import Scorer
+from recgrad.serving.served import Served
+from recgrad.serving.tree import load_tree
+from recgrad.serving.tree_search import search_tree
 
 ITEMS, KINDS, USERS = 60, 6, 50
 CONFIG = """
@@ -156,13 +163,57 @@ def test_seen_items_are_left_out_and_k_may_be_above_the_catalogue(
         assert not seen & set(own)
 
 
-def test_a_bundle_searches_as_its_checkpoint_does(folder: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def bundle(folder: Path) -> Path:
+    """The model as a bundle."""
     pytest.importorskip("onnxruntime")
-    assert run("export", folder / "model", "--export-dir", tmp_path / "bundle") == 0
-    ours = recommended(folder, tmp_path / "a.parquet", "--k", 8, model=tmp_path / "bundle")
+    assert run("export", folder / "model", "--export-dir", folder / "bundle") == 0
+    return folder / "bundle"
+
+
+def test_a_bundle_searches_as_its_checkpoint_does(folder: Path, bundle: Path, tmp_path: Path) -> None:
+    ours = recommended(folder, tmp_path / "a.parquet", "--k", 8, model=bundle)
     theirs = recommended(folder, tmp_path / "b.parquet", "--k", 8)
     assert ours["items"] == theirs["items"]
     np.testing.assert_allclose(ours["scores"], theirs["scores"], rtol=1e-4)
+
+
+def test_a_tree_is_served_and_followed(folder: Path, bundle: Path, tmp_path: Path) -> None:
+    tree = shutil.copytree(folder / "tree", tmp_path / "tree")
+    served = Served(Scorer.load(bundle), "1")
+    holder = IndexHolder(tree, every_s=0)
+
+    def lists(rows: list[dict], k: int, *exclude: int) -> list[dict]:
+        return recommend_rows(served, holder.current(served), rows, k=k, condition=None, exclude=exclude)
+
+    users = pq.read_table(folder / "test.parquet").slice(0, 5)
+    rows = users.select(["user_id", "bought"]).to_pylist()
+    expected = recommended(folder, tmp_path / "a.parquet", "--k", 8, model=bundle)
+    found = lists(rows, 8)
+    assert [own["items"] for own in found] == expected["items"][:5]
+    np.testing.assert_allclose([own["scores"] for own in found], expected["scores"][:5], rtol=1e-6)
+    first = found[0]["items"][0]
+    assert first not in lists(rows[:1], 8, first)[0]["items"]
+    assert len(lists(rows[:1], 500)[0]["items"]) == ITEMS
+    with pytest.raises(RequestError, match="bought"):
+        lists([{"user_id": 1}], 8)
+    with pytest.raises(RecgradError, match="filter: a beam down a tree"):
+        recommend_rows(served, holder.current(served), rows, k=8, condition="price < 1", exclude=[])
+    # A tree that cannot be read is refused, and one that takes its place is taken up.
+    before = (tree / "serving_tree").read_text()
+    (tree / "serving_tree").write_text("5 3\n1 2\n")
+    assert [own["items"] for own in lists(rows, 8)] == expected["items"][:5]
+    flags = ["--item-input-path", folder / "items.parquet", "--attr-fields", "kind"]
+    flags += ["--raw-attr-fields", "price", "--embedding-field", "vector", "--tree-output-dir"]
+    assert run("tdm-tree", *flags, tree) == 0
+    assert (tree / "serving_tree").read_text() != before
+    other = recommended(folder, tmp_path / "b.parquet", "--k", 8, "--index", tree, model=bundle)
+    assert [own["items"] for own in lists(rows, 8)] == other["items"][:5]
+    # A tree of other attributes than the model's.
+    plain = ["--cate-id-field", "kind", "--tree-output-dir", tmp_path / "plain"]
+    assert run("tdm-tree", *flags[:2], *plain) == 0
+    with pytest.raises(RecgradError, match="its nodes have no attribute 'kind'"):
+        IndexHolder(tmp_path / "plain").current(served)
 
 
 def test_the_files_are_those_of_the_sampler(folder: Path, tmp_path: Path) -> None:
