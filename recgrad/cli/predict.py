@@ -132,8 +132,9 @@ def _refuse(args: argparse.Namespace) -> None:
 
     if args.debug_level:
         raise RecgradError(
-            f"recgrad predict: --debug_level {args.debug_level} (encoded features as text) is not there; bundles "
-            "encode by the code that trained, and load_model(…).explain(rows) says what features do to scores"
+            f"recgrad predict: --debug_level {args.debug_level} (encoded features as text) is not there; "
+            "bundles encode by the code that trained, and load_model(…).explain(rows) says what features do "
+            "to scores"
         )
     if args.is_profiling:
         raise RecgradError(
