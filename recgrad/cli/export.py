@@ -5,7 +5,12 @@ from __future__ import annotations
 import argparse
 
 from recgrad.cli.command import COMMANDS, Command, heavy_imports
-from recgrad.cli.run_flags import add_config_arguments, add_threads_argument, config_path
+from recgrad.cli.run_flags import (
+    add_config_arguments,
+    add_raw_scores_argument,
+    add_threads_argument,
+    config_path,
+)
 from recgrad.errors import RecgradError
 from recgrad.terminal import say
 
@@ -41,6 +46,7 @@ class Export(Command):
         )
         # TorchEasyRec's, for models that are not exported here in another way.
         parser.add_argument("--additional-export-config", metavar="JSON", default="", help=argparse.SUPPRESS)
+        add_raw_scores_argument(parser)
         add_threads_argument(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -61,6 +67,7 @@ class Export(Command):
             example_input_path=args.example_input_path,
             edit_config_json=args.edit_config_json,
             custom_code=not args.no_custom_code,
+            raw_scores=args.raw_scores,
         )
         size = sum(file.num_bytes for file in manifest.files.values())
         say(

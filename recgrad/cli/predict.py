@@ -8,6 +8,7 @@ from recgrad.cli.command import COMMANDS, Command, heavy_imports
 from recgrad.cli.run_flags import (
     add_config_arguments,
     add_device_argument,
+    add_raw_scores_argument,
     add_threads_argument,
     device_of,
 )
@@ -74,6 +75,7 @@ class Predict(Command):
         parser.add_argument(
             "--is-profiling", action="store_true", help="TorchEasyRec's trace of predictions; is refused"
         )
+        add_raw_scores_argument(parser)
         add_device_argument(parser)
         add_threads_argument(parser, "of each process ")
 
@@ -106,6 +108,7 @@ class Predict(Command):
                 edit_config_json=args.edit_config_json,
                 device=device_of(args),
                 custom_code=not args.no_custom_code,
+                raw_scores=args.raw_scores,
                 stop=stop,
             )
         say(f"wrote {rows:,} predictions to {args.predict_output_path}")

@@ -45,6 +45,15 @@ def add_threads_argument(parser: argparse.ArgumentParser, whose: str = "") -> No
     parser.add_argument("--num-threads", type=int, metavar="N", help=f"{whose}(default: {default})")
 
 
+def add_raw_scores_argument(parser: argparse.ArgumentParser) -> None:
+    """Whether a stored calibration is left out."""
+    parser.add_argument(
+        "--raw-scores",
+        action="store_true",
+        help="leave out the calibration that `recgrad calibrate` stored with the model",
+    )
+
+
 def add_verbose_argument(parser: argparse.ArgumentParser) -> None:
     """Whether to say more; `speak_up` reads it."""
     parser.add_argument(

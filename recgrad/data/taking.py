@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import accumulate
 
@@ -34,6 +35,7 @@ def take_rows(batch: Batch, rows: Tensor) -> Batch:
         sample_weights={key: values[rows] for key, values in batch.sample_weights.items()},
         keys={key: values[rows] for key, values in batch.keys.items()},
         origin=None if origin is None else Origin(origin.files, origin.file_index[rows], origin.row[rows]),
+        precise={key: values[rows] for key, values in batch.precise.items()},
     )
 
 
@@ -57,6 +59,56 @@ def beside(rows: Batch, more: Batch) -> Batch:
         sequence_sparse=_joined(sequences) if sequences else None,
         sequence_dense={**rows.sequence_dense, **more.sequence_dense},
     )
+
+
+def only_features(batch: Batch, names: Collection[str]) -> Batch:
+    """The rows with some features alone; no labels, no negatives."""
+    keys = [key for key in batch.dense.keys if key in names]
+    columns = [batch.dense[key] for key in keys]
+    sequences = batch.sequence_sparse
+    return Batch(
+        size=batch.size,
+        dense=KeyedDense(
+            tuple(keys),
+            tuple(column.shape[1] for column in columns),
+            torch.cat(columns, dim=1) if columns else batch.dense.values[:, :0],
+        ),
+        sparse=_joined([batch.sparse[key] for key in batch.sparse.keys if key in names], batch.sparse),
+        sequence_lengths={key: v for key, v in batch.sequence_lengths.items() if key in names},
+        sequence_sparse=None
+        if sequences is None
+        else _joined([sequences[key] for key in sequences.keys if key in names], sequences),
+        sequence_dense={key: v for key, v in batch.sequence_dense.items() if key in names},
+        precise={key: v for key, v in batch.precise.items() if key in names},
+    )
+
+
+def with_features(rows: Batch, other: Batch) -> Batch:
+    """The rows with the features that `other` has in place of their own, row for row."""
+    dense = rows.dense.values
+    if other.dense.keys:
+        dense = dense.clone()
+        for key in other.dense.keys:
+            start, width = rows.dense.columns[key]
+            dense[:, start : start + width] = other.dense[key]
+    sequences = rows.sequence_sparse
+    if sequences is not None and other.sequence_sparse is not None:
+        sequences = _with_ids(sequences, other.sequence_sparse)
+    return replace(
+        rows,
+        dense=replace(rows.dense, values=dense),
+        sparse=_with_ids(rows.sparse, other.sparse),
+        sequence_lengths={**rows.sequence_lengths, **other.sequence_lengths},
+        sequence_sparse=sequences,
+        sequence_dense={**rows.sequence_dense, **other.sequence_dense},
+        precise={**rows.precise, **other.precise},
+    )
+
+
+def _with_ids(ids: KeyedJagged, other: KeyedJagged) -> KeyedJagged:
+    if not other.keys:
+        return ids
+    return _joined([other[key] if key in other.keys else ids[key] for key in ids.keys])
 
 
 def spans(lengths: Tensor, rows: Tensor) -> Tensor:
@@ -94,8 +146,13 @@ def _take_bags(ids: KeyedJagged, bags: list[Tensor]) -> KeyedJagged:
     )
 
 
-def _joined(parts: list[KeyedJagged]) -> KeyedJagged:
-    """The features of several, one after another."""
+def _joined(parts: list[KeyedJagged], none: KeyedJagged | None = None) -> KeyedJagged:
+    """The features of several, one after another; of no parts, no features of `none`."""
+    if not parts:
+        assert none is not None
+        return replace(
+            none, keys=(), values=none.values[:0], lengths=none.lengths[:0], bag_counts=(), weights=None
+        )
     weights = None
     if any(part.weights is not None for part in parts):
         weights = torch.cat(

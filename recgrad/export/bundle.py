@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from recgrad.calibration.stored import CALIBRATION, Calibration
 from recgrad.config import PipelineConfig, save_config
 from recgrad.config.files import named_files
 from recgrad.config.messages import chosen
@@ -27,6 +28,7 @@ from recgrad.embedding.mapped.packing import PRECISIONS
 from recgrad.embedding.mapped.record import LookupRecord, TableRecord
 from recgrad.embedding.mapped.writing import write_living, write_table
 from recgrad.errors import RecgradError, system_reason, whole_path
+from recgrad.export.calibrated import calibration_of
 from recgrad.export.golden import golden_rows
 from recgrad.export.program import halves_of, write_program
 from recgrad.models.base import Model
@@ -43,7 +45,7 @@ from recgrad.serving.manifest import (
     ProgramRecord,
     TaskRecord,
 )
-from recgrad.serving.scorer import SCORE, Scorer
+from recgrad.serving.scorer import RAW, SCORE, Scorer
 from recgrad.serving.verify import checksum_of
 from recgrad.training.checkpoint.staging import staged_folder
 from recgrad.training.preflight import ConfigSource
@@ -69,6 +71,7 @@ def export_model(
     example_input_path: str | None = None,
     edit_config_json: str | Mapping[str, Any] | None = None,
     custom_code: bool = True,
+    raw_scores: bool = False,
 ) -> Manifest:
     """Write a checkpoint as a bundle, whole or not at all; returns its manifest.
 
@@ -81,6 +84,7 @@ def export_model(
         example_input_path: where golden rows come from; the config's evaluation data by default.
         edit_config_json: changes to the config.
         custom_code: as for `train`.
+        raw_scores: leave out the calibration that `recgrad calibrate` stored with the model.
 
     Raises:
         RecgradError: it cannot be written, or what was written does not score as the checkpoint does.
@@ -101,12 +105,21 @@ def export_model(
         device=torch.device("cpu"),
         custom_code=custom_code,
     )
+    calibration = calibration_of(trained, raw_scores=raw_scores)
     golden = golden_rows(trained.config, trained.features, example_input_path)
-    return write_bundle(target, trained, golden, precision=precision, asset_files=asset_files)
+    return write_bundle(
+        target, trained, golden, precision=precision, asset_files=asset_files, calibration=calibration
+    )
 
 
 def write_bundle(
-    target: Path, trained: Trained, golden: pa.Table, *, precision: str, asset_files: Sequence[str] = ()
+    target: Path,
+    trained: Trained,
+    golden: pa.Table,
+    *,
+    precision: str,
+    asset_files: Sequence[str] = (),
+    calibration: Calibration | None = None,
 ) -> Manifest:
     """Write a trained model as a bundle, whole or not at all; `golden` are rows to try it with."""
     if trained.task.model.lists:
@@ -122,7 +135,7 @@ def write_bundle(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with staged_folder(target) as folder:
-            writer = _Writer(folder, trained, golden, precision)
+            writer = _Writer(folder, trained, golden, precision, calibration)
             return writer.write(asset_files)
     except OSError as error:
         raise RecgradError(
@@ -133,11 +146,19 @@ def write_bundle(
 class _Writer:
     """Fills the folder of a bundle."""
 
-    def __init__(self, folder: Path, trained: Trained, golden: pa.Table, precision: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        trained: Trained,
+        golden: pa.Table,
+        precision: str,
+        calibration: Calibration | None,
+    ) -> None:
         self.folder = folder
         self.trained = trained
         self.golden = golden
         self.precision = precision
+        self.calibration = calibration
         self.model: Model = trained.task.model
 
     def write(self, asset_files: Sequence[str]) -> Manifest:
@@ -155,14 +176,16 @@ class _Writer:
         needed = [f.name for f in self.trained.features if f.name in programs[SCORE].features]
         columns = FeatureEncoder([f for f in self.trained.features if f.name in needed]).columns
         _write_arrow(self.folder / GOLDEN, self.golden.select(columns))
-        _write_arrow(self.folder / GOLDEN_SCORES, _as_table(expected))
+        self._write_golden_scores(expected)
+        if self.calibration is not None:
+            (self.folder / CALIBRATION).write_bytes(self.calibration.to_bytes())
         manifest = self._manifest(programs, self._write_tables())
         self._seal(manifest)
         return self._tried(manifest, expected)
 
     def _tried(self, manifest: Manifest, expected: Mapping[str, Any]) -> Manifest:
         """The manifest after the bundle has been loaded from its files and its scores were compared."""
-        scorer = Scorer.load(self.folder, golden=False)
+        scorer = Scorer.load(self.folder, golden=False, raw_scores=True)
         found = scorer.score(scorer.golden)
         for tower in scorer.towers:
             found[scorer.manifest.programs[tower].outputs[0]] = scorer.embed(scorer.golden, tower)
@@ -174,9 +197,17 @@ class _Writer:
                 "written; a model of your own must compute the same while it is exported "
                 "(torch.compiler.is_exporting)"
             )
-        _write_arrow(self.folder / GOLDEN_SCORES, _as_table(found))
+        self._write_golden_scores(found)
         manifest = replace(manifest, golden_difference=far)
         return self._seal(manifest)
+
+    def _write_golden_scores(self, scores: Mapping[str, Any]) -> None:
+        """What the golden rows score; of calibrated outputs also what they score raw."""
+        columns = dict(scores)
+        if self.calibration is not None:
+            raw = {f"{RAW}{name}": scores[name] for name in self.calibration.maps}
+            columns = {**self.calibration.apply(columns), **raw}
+        _write_arrow(self.folder / GOLDEN_SCORES, _as_table(columns))
 
     def _seal(self, manifest: Manifest) -> Manifest:
         """Write the manifest, with the checksums of all other files."""

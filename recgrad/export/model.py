@@ -49,14 +49,14 @@ class LoadedModel:
         columns: the columns that it reads.
     """
 
-    def __init__(self, path: str, scorer: _Scores, threads: int) -> None:
+    def __init__(self, path: str, scorer: _Scores, threads: int, raw_scores: bool = False) -> None:
         self.path = path
         self.scorer = scorer
         self.features = scorer.features
         self.tasks = scorer.tasks
         self.outputs = scorer.outputs
         self.columns = tuple(scorer.schema.names)
-        self._threads = threads
+        self._threads, self._raw = threads, raw_scores
 
     def predict(self, rows: Any, *, output_columns: Sequence[str] = ()) -> Any:
         """The predictions of rows, in the form in which the rows are given.
@@ -94,13 +94,13 @@ class LoadedModel:
         return self.scorer.explain(given_rows(rows, self.scorer.schema).table)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(load_model, threads=self._threads), (self.path,)
+        return partial(load_model, threads=self._threads, raw_scores=self._raw), (self.path,)
 
     def __repr__(self) -> str:
         return f"LoadedModel({self.path!r}, outputs={self.outputs})"
 
 
-def load_model(path: str | Path, *, threads: int = 1) -> LoadedModel:
+def load_model(path: str | Path, *, threads: int = 1, raw_scores: bool = False) -> LoadedModel:
     """The model at a path: a bundle of `recgrad export`, scored without torch, a model_dir, or a checkpoint.
 
     A checkpoint is found in the model_dir that it was written to, whose pipeline.config says what it is of.
@@ -108,14 +108,16 @@ def load_model(path: str | Path, *, threads: int = 1) -> LoadedModel:
     Args:
         path: of it.
         threads: that one call of a bundle computes with.
+        raw_scores: leave out the calibration that `recgrad calibrate` stored with the model.
     """
     folder = Path(path).absolute()
     if is_model_bundle(folder):
-        return LoadedModel(str(folder), Scorer.load(folder, threads=threads), threads)
+        scorer = Scorer.load(folder, threads=threads, raw_scores=raw_scores)
+        return LoadedModel(str(folder), scorer, threads, raw_scores)
     if not folder.exists():
         raise RecgradError(
             f"load_model: '{path}'{whole_path(path)} does not exist; name a bundle or a model_dir"
         )
     from recgrad.export.trained import TrainedScorer
 
-    return LoadedModel(str(folder), TrainedScorer(folder), threads)
+    return LoadedModel(str(folder), TrainedScorer(folder, raw_scores=raw_scores), threads, raw_scores)

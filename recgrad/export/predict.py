@@ -39,6 +39,7 @@ def predict(
     device: str | torch.device = "auto",
     stop: StopRequest | None = None,
     custom_code: bool = True,
+    raw_scores: bool = False,
 ) -> Any:
     """Write the predictions for every row of files and return their number, or return those of a table.
 
@@ -62,6 +63,7 @@ def predict(
         device: where the dense half computes: auto, cpu or cuda; a torch.device is taken as it is.
         stop: asks to stop.
         custom_code: False refuses a config that names classes by import path.
+        raw_scores: leave out the calibration that `recgrad calibrate` stored with the model.
 
     Raises:
         InterruptedBySignal: `stop` was asked for; nothing is written then.
@@ -88,6 +90,7 @@ def predict(
         edit_config_json,
         device,
         custom_code,
+        raw_scores,
         world_size=nproc,
     )
     if not from_files:
@@ -122,7 +125,7 @@ def _predict_table(asked: Prediction, rows: Any, output_path: str | Path | None,
         from recgrad.export.predict_trained import load_for
         from recgrad.export.trained import TrainedScorer
 
-        scorer = TrainedScorer.of(load_for(asked))
+        scorer = TrainedScorer.of(load_for(asked), raw_scores=asked.raw_scores)
     given = given_rows(rows, scorer.schema)
     scores = scorer.score(given.table)
     kept = _kept(given, carried(asked.carry_columns, given.table.column_names, scorer.schema.names))

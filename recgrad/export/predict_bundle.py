@@ -173,7 +173,7 @@ def open_bundle(asked: Prediction) -> Scorer:
     if not asked.custom_code:
         loaded = load_with_locations(Path(asked.source) / CONFIG)
         refuse_custom_code(loaded.message, loaded.locations)
-    return Scorer.load(asked.source)
+    return Scorer.load(asked.source, raw_scores=asked.raw_scores)
 
 
 def _config(asked: Prediction) -> PipelineConfig:

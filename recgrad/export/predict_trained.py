@@ -12,6 +12,7 @@ from recgrad.config.proto.data_pb2 import CsvDataset
 from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.loader import build_loader
 from recgrad.data.readers.build import open_reader
+from recgrad.export.calibrated import calibration_of
 from recgrad.export.prediction import ALL, ALL_READ, Prediction, carried
 from recgrad.export.prediction_files import with_predictions
 from recgrad.training.processes import choose_device
@@ -40,6 +41,7 @@ class TrainedRows:
             names = tuple(open_reader(asked.input_path, data).schema.names)
         read = FeatureEncoder(trained.features).columns if ALL_READ in asked.carry_columns else ()
         self._task = trained.task
+        self._calibration = calibration_of(trained, raw_scores=asked.raw_scores)
         self._loader = build_loader(
             trained.config,
             asked.input_path,
@@ -69,6 +71,8 @@ class TrainedRows:
                     continue
                 given = task(batch)
                 scores = {name: as_array(values) for name, values in task.predictions(given).items()}
+                if self._calibration is not None:
+                    scores = self._calibration.apply(scores)
                 lengths = as_array(given["lengths"]) if task.model.lists else None
                 yield with_predictions(kept, scores, output_columns=outputs, flat=flat, lengths=lengths)
 

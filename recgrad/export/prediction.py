@@ -37,6 +37,7 @@ class Prediction:
         edits: changes to the config.
         device: where the model computes.
         custom_code: whether the config may name classes to import.
+        raw_scores: leave out the model's calibration, if it has one.
         rank: which part of the rows,
         world_size: of how many.
     """
@@ -53,6 +54,7 @@ class Prediction:
     edits: str | Mapping[str, Any] | None = None
     device: str | torch.device = "auto"
     custom_code: bool = True
+    raw_scores: bool = False
     rank: int = 0
     world_size: int = 1
 

@@ -16,6 +16,7 @@ from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
 from recgrad.data.readers.build import open_reader
 from recgrad.errors import RecgradError
+from recgrad.export.calibrated import calibration_of
 from recgrad.models.towers import TowerEncoder
 from recgrad.serving.explain import explain
 from recgrad.serving.scorer import CHUNK_ROWS, BadRowsError, Scores
@@ -26,29 +27,31 @@ from recgrad.training.task import as_array
 class TrainedScorer:
     """A checkpoint that scores as a bundle does, on the CPU; see `recgrad.serving.scorer.Scorer`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, raw_scores: bool = False) -> None:
         home = next((f for f in (folder, folder.parent) if (f / CONFIG_FILE).is_file()), None)
         if home is None:
             raise RecgradError(
                 f"load_model: '{folder}' is neither a bundle nor a model_dir: it has no {CONFIG_FILE}"
             )
         checkpoint = None if folder == home else folder
-        self._set(load_trained(str(home), checkpoint, exporting=True, device=torch.device("cpu")))
+        trained = load_trained(str(home), checkpoint, exporting=True, device=torch.device("cpu"))
+        self._set(trained, raw_scores)
 
     @classmethod
-    def of(cls, trained: Trained) -> TrainedScorer:
+    def of(cls, trained: Trained, *, raw_scores: bool = False) -> TrainedScorer:
         """The scorer of a model that is loaded."""
         scorer = cls.__new__(cls)
-        scorer._set(trained)
+        scorer._set(trained, raw_scores)
         return scorer
 
-    def _set(self, trained: Trained) -> None:
+    def _set(self, trained: Trained, raw_scores: bool) -> None:
         if trained.task.model.lists:
             raise RecgradError(
                 "the model predicts a list for each row, one value a candidate; write the rows to a file, "
                 "and score it with recgrad predict"
             )
         self._task, self._features = trained.task, trained.features
+        self._calibration = calibration_of(trained, raw_scores=raw_scores)
         self._encoder = FeatureEncoder(trained.features)
         self.features = tuple(feature.spec for feature in trained.features)
         self.tasks = tuple(spec.name for spec in trained.task.model.tasks)
@@ -72,7 +75,8 @@ class TrainedScorer:
             raise BadRowsError(faults, first_row)
         with torch.inference_mode():
             found = self._task.predictions(self._task(Batch.of(encoded)))
-        return {name: as_array(values) for name, values in found.items()}
+        scores = {name: as_array(values) for name, values in found.items()}
+        return scores if self._calibration is None else self._calibration.apply(scores)
 
     def embed(self, rows: pa.Table, tower: str) -> npt.NDArray[np.float32]:
         """The vectors of one tower."""

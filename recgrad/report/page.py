@@ -8,17 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from recgrad.config import load_config, load_with_locations
 from recgrad.config.class_paths import refuse_custom_code
 from recgrad.config.load import CONFIG_FILE
-from recgrad.data.loader import build_loader
 from recgrad.errors import RecgradError, whole_path
-from recgrad.metrics.pairs import Floats, Ints
-from recgrad.models.targets import find_targets
 from recgrad.report import plots, summary
 from recgrad.report.diagnostics import auc_by_group_size, calibration_curve
 from recgrad.training.checkpoint.staging import write_file_atomically
@@ -27,6 +22,7 @@ from recgrad.training.increments import read_lineage
 from recgrad.training.processes import choose_device
 from recgrad.training.run import load_trained
 from recgrad.training.runtime import computing
+from recgrad.training.scored import score_rows
 from recgrad.version import __version__
 
 MAX_DIAGNOSED_ROWS = 2_000_000
@@ -219,65 +215,20 @@ def _usage_sections(steps: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, s
 def _diagnostic_sections(folder: Path, device: torch.device) -> Iterable[tuple[str, str]]:
     """Calibration and AUC by group size of the newest checkpoint on the evaluation data."""
     try:
-        scores, labels, keys = _predictions(folder, device)
+        trained = load_trained(load_config(folder / CONFIG_FILE), folder, device=device)
+        path = trained.config.eval_input_path
+        found = score_rows(trained, path, device=device, most_rows=MAX_DIAGNOSED_ROWS)
     except (RecgradError, OSError) as error:
         yield "Calibration", f"<p>This cannot be computed now: {html.escape(str(error))}</p>"
         return
-    for task, values in scores.items():
+    for task, values in found.scores.items():
         title = f"Calibration{task and ' of ' + task}"
-        yield title, plots.calibration(calibration_curve(values, labels[task]))
-        for name, key in keys.items():
-            sizes = auc_by_group_size(values, labels[task], key)
+        yield title, plots.calibration(calibration_curve(values, found.labels[task]))
+        for name, key in found.keys.items():
+            sizes = auc_by_group_size(values, found.labels[task], key)
             if sizes.labels:
                 title = f"AUC by size of {name} groups{task and ' of ' + task}"
                 yield title, plots.group_sizes(sizes)
-
-
-def _predictions(
-    folder: Path, device: torch.device
-) -> tuple[dict[str, Floats], dict[str, Floats], dict[str, Ints]]:
-    """Scores and labels of the binary tasks by task, and the group keys, on the evaluation rows."""
-    trained = load_trained(load_config(folder / CONFIG_FILE), folder, device=device)
-    config, task, features = trained.config, trained.task, trained.features
-    loader = build_loader(
-        config,
-        config.eval_input_path,
-        features=features,
-        targets=find_targets(config),
-        training=False,
-        pin=device.type == "cuda",
-    )
-    binary = [spec for spec in task.model.tasks if spec.num_class <= 2 and not spec.retrieval]
-    scores: dict[str, list[Floats]] = {spec.name: [] for spec in binary}
-    labels: dict[str, list[Floats]] = {spec.name: [] for spec in binary}
-    keys: dict[str, list[Ints]] = {}
-    rows = 0
-    with torch.inference_mode():
-        for batch in loader.epoch(0):
-            outputs = task(batch)
-            predictions = task.predictions(outputs)
-            for spec in binary:
-                name = f"probs{spec.suffix}"
-                if name in predictions:
-                    scores[spec.name].append(_of_positive(predictions[name].double().cpu().numpy()))
-                    known = next(head for head in task.each_head() if head.spec is spec)
-                    labels[spec.name].append(known.labels(batch, outputs).double().numpy())
-            for name, key in batch.keys.items():
-                of_values = key[outputs["rows"].cpu()] if task.model.lists else key
-                keys.setdefault(name, []).append(of_values.numpy())
-            rows += batch.size
-            if rows >= MAX_DIAGNOSED_ROWS:
-                break
-    return _joined(scores), _joined(labels), _joined(keys)
-
-
-def _joined(found: Mapping[str, list[npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
-    return {name: np.concatenate(parts) for name, parts in found.items() if parts}
-
-
-def _of_positive(probabilities: Floats) -> Floats:
-    """The probability of a positive, [rows], of a task with one logit or with two classes."""
-    return probabilities[:, 1] if probabilities.ndim == 2 else probabilities
 
 
 def _series(events: Sequence[Mapping[str, Any]], field: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from recgrad.calibration.stored import CALIBRATION, Calibration, read_calibration
 from recgrad.config import load_config
 from recgrad.config.files import named_files
 from recgrad.data.encoded import Encoded
@@ -40,6 +41,8 @@ Rows: TypeAlias = Any
 Scores = dict[str, npt.NDArray[np.float32]]
 SCORE = "score"
 """The program of `score`; others are towers."""
+RAW = "raw:"
+"""Before the name of an output: golden scores before calibration."""
 CHUNK_ROWS = 4096
 """Rows that are scored at once: more need more memory, and are no faster."""
 _SPLITS = 64  # of columns into the user's and the items' that are remembered
@@ -175,6 +178,7 @@ class Scorer:
         tasks: names of the tasks; "" for a model of one.
         towers: names that `embed` takes; () for a model without towers.
         golden: some rows that the bundle was written with, of `schema`.
+        calibration: what maps the program's probabilities to those that `score` gives; None for none.
     """
 
     path: Path
@@ -185,14 +189,21 @@ class Scorer:
     tasks: tuple[str, ...]
     towers: tuple[str, ...]
     golden: pa.Table
+    calibration: Calibration | None = None
 
     def __init__(
-        self, path: str | Path, *, threads: int = 1, verify: bool = True, golden: bool = True
+        self,
+        path: str | Path,
+        *,
+        threads: int = 1,
+        verify: bool = True,
+        golden: bool = True,
+        raw_scores: bool = False,
     ) -> None:
         if threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
         self.path = Path(path).absolute()
-        self._threads, self._verify = threads, verify
+        self._threads, self._verify, self._raw = threads, verify, raw_scores
         self.manifest = manifest = read_manifest(self.path)
         with checking(self.path, manifest.files, tables=verify) as finish:
             features = {feature.name: feature for feature in _features(self.path)}
@@ -201,6 +212,8 @@ class Scorer:
                 name: _Part(self.path, record, features, tables, threads)
                 for name, record in manifest.programs.items()
             }
+            if CALIBRATION in manifest.files:
+                self.calibration = read_calibration(self.path / CALIBRATION)
             finish()
         if SCORE not in self._parts:
             raise BundleError(f"{self.path}: has no program '{SCORE}'; export the model again")
@@ -211,9 +224,19 @@ class Scorer:
         self.golden = _read_arrow(self.path / GOLDEN)
         self.schema = self.golden.schema
         self._widths = self._check_golden(compare=golden)
+        if raw_scores:
+            self.calibration = None
 
     @classmethod
-    def load(cls, path: str | Path, *, threads: int = 1, verify: bool = True, golden: bool = True) -> Scorer:
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        threads: int = 1,
+        verify: bool = True,
+        golden: bool = True,
+        raw_scores: bool = False,
+    ) -> Scorer:
         """Open a bundle; it is refused unless it is whole and reproduces its golden rows.
 
         Args:
@@ -221,14 +244,15 @@ class Scorer:
             threads: that one call computes with; several calls may run at once.
             verify: compare every byte of the tables with its checksum; without it only their sizes are.
             golden: whether golden rows must score as they did; `recgrad export` itself asks without.
+            raw_scores: leave out the bundle's calibration, if it has one.
 
         Raises:
             BundleError: it is not a bundle, damaged, or of another version.
         """
-        return cls(path, threads=threads, verify=verify, golden=golden)
+        return cls(path, threads=threads, verify=verify, golden=golden, raw_scores=raw_scores)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _loaded, (str(self.path), self._threads, self._verify)
+        return _loaded, (str(self.path), self._threads, self._verify, self._raw)
 
     def score(self, rows: Rows) -> Scores:
         """The predictions of rows, by the names of `outputs`: float32 [rows], or [rows, classes].
@@ -237,14 +261,19 @@ class Scorer:
             BadRowsError: some rows cannot be encoded.
             DataError: a column is missing or of a type that a feature cannot read.
         """
-        return dict(zip(self.outputs, self._run(SCORE, rows), strict=True))
+        return self._named(self._run(SCORE, rows))
 
     def score_cells(self, cells: Cells) -> Scores | None:
         """As `score`, of rows that were read from JSON; None where they must become a table first."""
         if not 0 < cells.size <= CHUNK_ROWS:
             return None
         outputs = self._parts[SCORE].run_cells(cells)
-        return None if outputs is None else dict(zip(self.outputs, outputs, strict=True))
+        return None if outputs is None else self._named(outputs)
+
+    def _named(self, outputs: list[npt.NDArray[np.float32]]) -> Scores:
+        """What `score` gives for outputs of its program."""
+        scores = dict(zip(self.outputs, outputs, strict=True))
+        return scores if self.calibration is None else self.calibration.apply(scores)
 
     def _run(self, name: str, rows: Rows) -> list[npt.NDArray[np.float32]]:
         part = self._parts[name]
@@ -268,9 +297,7 @@ class Scorer:
             raise DataError(f"user must be one row, got {user.num_rows}")
         user, items = _as_table(user), _as_table(items)
         if items.num_rows == 0:
-            return dict(
-                zip(self.outputs, (np.empty(w, np.float32) for w in self._widths[SCORE]), strict=True)
-            )
+            return self._named([np.empty(w, np.float32) for w in self._widths[SCORE]])
         part = self._parts[SCORE]
         pieces = []
         for start in range(0, items.num_rows, CHUNK_ROWS):
@@ -279,7 +306,7 @@ class Scorer:
             except BadRowsError as error:
                 raise BadRowsError(error.faults, start) from None
         arrays = pieces[0] if len(pieces) == 1 else [np.concatenate(a) for a in zip(*pieces, strict=True)]
-        return dict(zip(self.outputs, arrays, strict=True))
+        return self._named(arrays)
 
     def embed(self, rows: Rows, tower: str) -> npt.NDArray[np.float32]:
         """The vectors of one tower, [rows, dim] (or [rows, interests, dim]), from its features' columns."""
@@ -312,18 +339,32 @@ class Scorer:
                 outputs = part.run(self.golden)
             except DataError as error:
                 raise BundleError(f"{self.path}: cannot score its golden rows ({error})") from error
+            # Calibration may be steep, so that what differs little before it differs much after: the program
+            # is compared before it, and the maps by what they make of the same scores.
+            maps = self.calibration.maps if name == SCORE and self.calibration is not None else {}
             for output, values in zip(part.record.outputs, outputs, strict=True):
-                column = expected.column(output).combine_chunks()
-                flat = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
-                wanted = flat.to_numpy().reshape(values.shape)
-                if compare and not np.allclose(values, wanted, _RELATIVE, _ABSOLUTE, equal_nan=True):
-                    far = float(np.nanmax(np.abs(values - wanted)))
+                wanted = _golden(expected, RAW + output if output in maps else output, values.shape)
+                pairs = [(values, wanted)]
+                if output in maps:
+                    mapped = self.calibration.apply({output: wanted})[output]  # type: ignore[union-attr]
+                    pairs.append((mapped, _golden(expected, output, values.shape)))
+                far = max(float(np.nanmax(np.abs(a - b), initial=0.0)) for a, b in pairs)
+                near = [np.allclose(a, b, _RELATIVE, _ABSOLUTE, equal_nan=True) for a, b in pairs]
+                if compare and not all(near):
                     raise BundleError(
                         f"{self.path}: '{output}' of its golden rows differs by {far:.2g} from what it was "
                         "at export; export the model again, or use the versions that manifest.json names"
                     )
             widths[name] = [(0, *values.shape[1:]) for values in outputs]
         return widths
+
+
+def _golden(scores: pa.Table, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Scores that are stored, in the shape of an output."""
+    column = scores.column(name).combine_chunks()
+    flat = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
+    found: npt.NDArray[np.float32] = flat.to_numpy().reshape(shape)
+    return found
 
 
 def _encode(encoder: FeatureEncoder, rows: Rows) -> Encoded:
@@ -352,8 +393,8 @@ def _columns(feature: Feature) -> set[str]:
     return set(feature.columns).union(*(_columns(needed) for needed in feature.needs))
 
 
-def _loaded(path: str, threads: int, verify: bool) -> Scorer:
-    return Scorer.load(path, threads=threads, verify=verify)
+def _loaded(path: str, threads: int, verify: bool, raw_scores: bool = False) -> Scorer:
+    return Scorer.load(path, threads=threads, verify=verify, raw_scores=raw_scores)
 
 
 def _features(folder: Path) -> list[Feature]:

@@ -200,6 +200,7 @@ class Trained:
         features: of the config.
         step: of the checkpoint.
         metrics: of the evaluation at that step, if there was one.
+        checkpoint: its folder; None of weights that come from nowhere.
     """
 
     config: PipelineConfig
@@ -207,6 +208,7 @@ class Trained:
     features: list[Feature]
     step: int
     metrics: Mapping[str, float]
+    checkpoint: Path | None = None
 
 
 def load_trained(
@@ -244,7 +246,7 @@ def load_trained(
         exports = effective.export_config
         task.predicts_in = check_precision(exports.mixed_precision)
         set_tf32(cudnn=exports.cudnn_allow_tf32, matmul=exports.cuda_matmul_allow_tf32)
-    return Trained(effective, task, features, snapshot.step, _evaluated(snapshot))
+    return Trained(effective, task, features, snapshot.step, _evaluated(snapshot), path)
 
 
 def _evaluated(snapshot: Snapshot) -> dict[str, float]:
