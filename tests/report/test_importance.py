@@ -29,7 +29,8 @@ from recgrad.report.importance import feature_importance, units_of
 from recgrad.report.reduced import choose_dropped, reduced_config
 
 CONFIG = """
-train_input_path: "{folder}/train.parquet" eval_input_path: "{folder}/eval.parquet" model_dir: "{folder}/model"
+train_input_path: "{folder}/train.parquet" eval_input_path: "{folder}/eval.parquet"
+model_dir: "{folder}/model"
 data_config {{ batch_size: 256 label_fields: ["click"] dataset_type: ParquetDataset num_workers: 0
   fg_mode: FG_DAG }}
 feature_configs {{ id_feature {{ feature_name: "useful" expression: "item:useful" num_buckets: 50
