@@ -97,5 +97,5 @@ def read_calibration(path: Path) -> Calibration:
 
 def _read_map(content: dict[str, Any]) -> Map:
     kind = _MAPS[content.pop("method")]
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in content.items()}
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in content.items()}
     return kind(**values)

@@ -18,6 +18,8 @@ SUMMARIES = (
 )
 """What tensorboard_summaries may name."""
 _EXPORTERS = ("latest", "best")
+TRACKER_NAMES = ("mlflow", "wandb")
+"""What trackers may begin with."""
 
 
 @CHECKS.register("precision")
@@ -71,6 +73,20 @@ def check_summaries(context: Context) -> None:
             context.problem(path, "has no effect with use_tensorboard: false; keep one")
         if node.message.HasField("fine_tune_ckpt_param_map") and not node.message.fine_tune_checkpoint:
             context.problem(node.at("fine_tune_ckpt_param_map"), "needs a fine_tune_checkpoint")
+
+
+@CHECKS.register("trackers")
+def check_trackers(context: Context) -> None:
+    """Trackers by names that exist, each once."""
+    for node in context.of("TrainConfig"):
+        specs = list(node.message.trackers)
+        for i, spec in enumerate(specs):
+            path = f"{node.at('trackers')}[{i}]"
+            name = spec.partition(":")[0]
+            if name not in TRACKER_NAMES:
+                context.unknown(path, "tracker", name, TRACKER_NAMES)
+            elif specs.index(spec) < i:
+                context.problem(path, f"{show(spec)} is given twice; keep one")
 
 
 @CHECKS.register("early stopping")

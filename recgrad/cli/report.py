@@ -26,7 +26,10 @@ class ReportCommand(Command):
         add_custom_code_argument(parser)
 
     def run(self, args: argparse.Namespace) -> int:
+        from pathlib import Path
+
         from recgrad.report.page import write_report
+        from recgrad.training.hooks.tracking import attach_file
         from recgrad.training.runtime import set_up_process
 
         set_up_process(args.num_threads)
@@ -34,4 +37,6 @@ class ReportCommand(Command):
             args.model_dir, args.out, device=device_of(args), custom_code=not args.no_custom_code
         )
         say(f"wrote {made}")
+        for tracker in attach_file(Path(args.model_dir), made):
+            say(f"attached it to the run of {tracker}")
         return 0

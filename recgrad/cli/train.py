@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import warnings
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from recgrad.cli.command import COMMANDS, Command, heavy_imports
 from recgrad.cli.launch import launch
@@ -61,6 +61,11 @@ class Train(Command):
             help="train on each of these paths in the order of their names, each from the last, in folders of"
             " the model dir; the same command resumes, and trains on days that have come since",
         )
+        parser.add_argument(
+            "--track",
+            metavar="WHERE",
+            help="also tell MLflow or Weights & Biases: mlflow:URI#EXPERIMENT, wandb:PROJECT; or both, a,b",
+        )
         add_threads_argument(parser, "of each process ")
         add_device_argument(parser)
         add_verbose_argument(parser)
@@ -92,7 +97,7 @@ class Train(Command):
         set_up_process(args.num_threads, environment.local_world_size)
         common = {
             "eval_input_path": args.eval_input_path,
-            "edit_config_json": args.edit_config_json,
+            "edit_config_json": with_trackers(args),
             "device": device_of(args),
             "custom_code": not args.no_custom_code,
         }
@@ -122,6 +127,16 @@ class Train(Command):
         if environment.distributed:
             leave_at_once(result.exit_code)
         return result.exit_code
+
+
+def with_trackers(args: argparse.Namespace) -> Any:
+    """The changes to the config, with the trackers that --track names."""
+    if not args.track:
+        return args.edit_config_json
+    from recgrad.config.json_source import load_json
+
+    edits = load_json(args.edit_config_json, "edits") if args.edit_config_json else {}
+    return {**edits, "train_config.trackers": [one.strip() for one in args.track.split(",") if one.strip()]}
 
 
 def leave_at_once(code: int) -> NoReturn:

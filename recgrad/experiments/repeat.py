@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from recgrad.config import PipelineConfig, edit_config
+from recgrad.config.flat import flat
 from recgrad.errors import RecgradError
-from recgrad.experiments.runs import Run, flat, read_run
+from recgrad.experiments.runs import Run, read_run
 from recgrad.training.hooks.events import EVENTS_FILE
 from recgrad.training.run import train
 from recgrad.training.state import TrainResult

@@ -197,7 +197,8 @@ def _own_units(text: str, features: Sequence[Feature]) -> list[Unit]:
 
 def dropout_rates(trained: Trained) -> dict[str, float]:
     """The rates that variational dropout has learned, by feature: the least over the groups that read it."""
-    model, found = trained.task.model, {}
+    model = trained.task.model
+    found: dict[str, float] = {}
     for group, layer in model.variational.items():
         rates = layer.dropout_probabilities().cpu()  # type: ignore[operator]
         widths = model.groups.widths(group)

@@ -91,7 +91,7 @@ def _keep(repeated: Any, items: Sequence[Any]) -> None:
 
 def _sequences(config: PipelineConfig) -> set[str]:
     """The names of features that have a value for each position."""
-    found = set()
+    found: set[str] = set()
     for item in config.feature_configs:
         name, message = _chosen(item)
         if name == "sequence_feature":

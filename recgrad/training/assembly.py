@@ -36,6 +36,7 @@ from recgrad.training.hooks.events import EventLog
 from recgrad.training.hooks.log import Log, Sink
 from recgrad.training.hooks.profile import ProfileSteps
 from recgrad.training.hooks.tensorboard import TensorBoard
+from recgrad.training.hooks.tracking import open_trackers
 from recgrad.training.processes import Processes
 from recgrad.training.synchronize import Averager
 from recgrad.training.task import Task
@@ -221,6 +222,8 @@ def build_hooks(
     sinks: list[Sink] = [build_console_sink(progress_every(config)), EventLog(model_dir)] if writes else []
     if settings["use_tensorboard"] and writes:
         sinks.append(TensorBoard(model_dir, settings["tensorboard_summaries"]))
+    if writes:
+        sinks += open_trackers(config, model_dir)
     hooks: list[Hook] = [BestEvaluation(asked + first), Log(settings["log_step_count_steps"], sinks)]
     if settings["is_profiling"] and writes:
         hooks.append(ProfileSteps(model_dir))

@@ -38,8 +38,7 @@ def binary_heads(trained: Trained) -> dict[str, Head]:
     return {
         head.spec.name: head
         for head in trained.task.each_head()
-        if isinstance(head, Head)
-        and head.spec.num_class <= 2
+        if head.spec.num_class <= 2
         and not head.spec.retrieval
         and not head.spec.training_only
         and head.prediction_name.startswith("probs")

@@ -247,6 +247,7 @@ class TrainConfig(message.Message):
     EARLY_STOPPING_FIELD_NUMBER: builtins.int
     PROCESS_TIMEOUT_SECS_FIELD_NUMBER: builtins.int
     CHECK_ALL_WORKERS_DATA_STATUS_FIELD_NUMBER: builtins.int
+    TRACKERS_FIELD_NUMBER: builtins.int
     num_steps: builtins.int
     """Updates; this or num_epochs."""
     num_epochs: builtins.int
@@ -304,6 +305,10 @@ class TrainConfig(message.Message):
     def early_stopping(self) -> EarlyStopping:
         """Ours."""
 
+    @builtins.property
+    def trackers(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Ours: who else is told of the run: mlflow, mlflow:URI#EXPERIMENT, wandb:PROJECT."""
+
     def __init__(
         self,
         *,
@@ -336,10 +341,11 @@ class TrainConfig(message.Message):
         early_stopping: EarlyStopping | None = ...,
         process_timeout_secs: builtins.int | None = ...,
         check_all_workers_data_status: builtins.bool | None = ...,
+        trackers: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["check_all_workers_data_status", b"check_all_workers_data_status", "cuda_matmul_allow_tf32", b"cuda_matmul_allow_tf32", "cudnn_allow_tf32", b"cudnn_allow_tf32", "delta_embedding_dump_config", b"delta_embedding_dump_config", "dense_optimizer", b"dense_optimizer", "early_stopping", b"early_stopping", "fine_tune_checkpoint", b"fine_tune_checkpoint", "fine_tune_ckpt_param_map", b"fine_tune_ckpt_param_map", "global_embedding_constraints", b"global_embedding_constraints", "grad_clipping", b"grad_clipping", "grad_scaler", b"grad_scaler", "gradient_accumulation_steps", b"gradient_accumulation_steps", "is_profiling", b"is_profiling", "keep_checkpoint_max", b"keep_checkpoint_max", "log_step_count_steps", b"log_step_count_steps", "mixed_precision", b"mixed_precision", "num_epochs", b"num_epochs", "num_steps", b"num_steps", "on_nan", b"on_nan", "process_timeout_secs", b"process_timeout_secs", "save_checkpoints_epochs", b"save_checkpoints_epochs", "save_checkpoints_steps", b"save_checkpoints_steps", "save_checkpoints_timestamp_interval", b"save_checkpoints_timestamp_interval", "save_checkpoints_timestamp_quorum", b"save_checkpoints_timestamp_quorum", "seed", b"seed", "sparse_optimizer", b"sparse_optimizer", "use_tensorboard", b"use_tensorboard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["check_all_workers_data_status", b"check_all_workers_data_status", "cuda_matmul_allow_tf32", b"cuda_matmul_allow_tf32", "cudnn_allow_tf32", b"cudnn_allow_tf32", "delta_embedding_dump_config", b"delta_embedding_dump_config", "dense_optimizer", b"dense_optimizer", "early_stopping", b"early_stopping", "fine_tune_checkpoint", b"fine_tune_checkpoint", "fine_tune_ckpt_param_map", b"fine_tune_ckpt_param_map", "global_embedding_constraints", b"global_embedding_constraints", "grad_clipping", b"grad_clipping", "grad_scaler", b"grad_scaler", "gradient_accumulation_steps", b"gradient_accumulation_steps", "is_profiling", b"is_profiling", "keep_checkpoint_max", b"keep_checkpoint_max", "log_step_count_steps", b"log_step_count_steps", "mixed_precision", b"mixed_precision", "num_epochs", b"num_epochs", "num_steps", b"num_steps", "on_nan", b"on_nan", "process_timeout_secs", b"process_timeout_secs", "save_checkpoints_epochs", b"save_checkpoints_epochs", "save_checkpoints_steps", b"save_checkpoints_steps", "save_checkpoints_timestamp_interval", b"save_checkpoints_timestamp_interval", "save_checkpoints_timestamp_quorum", b"save_checkpoints_timestamp_quorum", "save_checkpoints_timestamps", b"save_checkpoints_timestamps", "seed", b"seed", "sparse_optimizer", b"sparse_optimizer", "tensorboard_summaries", b"tensorboard_summaries", "use_tensorboard", b"use_tensorboard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["check_all_workers_data_status", b"check_all_workers_data_status", "cuda_matmul_allow_tf32", b"cuda_matmul_allow_tf32", "cudnn_allow_tf32", b"cudnn_allow_tf32", "delta_embedding_dump_config", b"delta_embedding_dump_config", "dense_optimizer", b"dense_optimizer", "early_stopping", b"early_stopping", "fine_tune_checkpoint", b"fine_tune_checkpoint", "fine_tune_ckpt_param_map", b"fine_tune_ckpt_param_map", "global_embedding_constraints", b"global_embedding_constraints", "grad_clipping", b"grad_clipping", "grad_scaler", b"grad_scaler", "gradient_accumulation_steps", b"gradient_accumulation_steps", "is_profiling", b"is_profiling", "keep_checkpoint_max", b"keep_checkpoint_max", "log_step_count_steps", b"log_step_count_steps", "mixed_precision", b"mixed_precision", "num_epochs", b"num_epochs", "num_steps", b"num_steps", "on_nan", b"on_nan", "process_timeout_secs", b"process_timeout_secs", "save_checkpoints_epochs", b"save_checkpoints_epochs", "save_checkpoints_steps", b"save_checkpoints_steps", "save_checkpoints_timestamp_interval", b"save_checkpoints_timestamp_interval", "save_checkpoints_timestamp_quorum", b"save_checkpoints_timestamp_quorum", "save_checkpoints_timestamps", b"save_checkpoints_timestamps", "seed", b"seed", "sparse_optimizer", b"sparse_optimizer", "tensorboard_summaries", b"tensorboard_summaries", "trackers", b"trackers", "use_tensorboard", b"use_tensorboard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
