@@ -43,7 +43,7 @@ def evaluate(
     The task comes back in the mode it was in; its training metrics and generators are untouched.
     Several ranks share the batches, equally many each and so rounded up; the metrics are those of all
     their rows. `progress` is told of each batch. With `catalogue` its measures are among them, of all
-    of its queries.
+    of its queries; where there are no others, no batch is read.
 
     Raises:
         InterruptedBySignal: `stop` was asked for; there are no metrics of a part of the data.
@@ -57,16 +57,17 @@ def evaluate(
     task.eval()
     task.reset_metrics()
     try:
-        with torch.inference_mode():
-            own = _limited(loader, -(-num_steps // processes.world_size))
-            batches = even_batches(own, loader, processes, stop, ask=True)
-            for number, batch in enumerate(batches, 1):
-                stop.check()
-                outputs = task(batch)
-                task.update_metrics(outputs, batch)
-                _say_sampled(task, outputs, processes)
-                if progress is not None:
-                    progress(number, total)
+        if catalogue is None or any(head.metrics for head in task.each_head()):
+            with torch.inference_mode():
+                own = _limited(loader, -(-num_steps // processes.world_size))
+                batches = even_batches(own, loader, processes, stop, ask=True)
+                for number, batch in enumerate(batches, 1):
+                    stop.check()
+                    outputs = task(batch)
+                    task.update_metrics(outputs, batch)
+                    _say_sampled(task, outputs, processes)
+                    if progress is not None:
+                        progress(number, total)
         stop.check()
         metrics = task.compute_metrics()
         return metrics if catalogue is None else {**metrics, **catalogue.run(stop)}

@@ -16,6 +16,7 @@ import recgrad
 from recgrad.cli.main import main
 from recgrad.config import PipelineConfig
 from recgrad.errors import RecgradError
+from recgrad.training.task import Task
 
 Vectors = Callable[[str, pa.Table], np.ndarray]
 
@@ -106,6 +107,31 @@ def test_given_candidates_are_ranked_alone(shop, model_dir: Path, vectors: Vecto
     others = [set(range(90)) - set(own.tolist()) - want for own, want in zip(given, wanted)]
     expected = by_loop(scores, wanted, others, 5)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-9)
+
+
+def test_rows_are_read_for_metrics_of_rows_alone(
+    shop, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    monkeypatch.setattr(Task, "forward", counted(Task.forward, passes))
+    config = with_catalogue(shop.config(), shop, user_id_field="user_id")
+    both = recgrad.evaluate(config)
+    assert passes
+    assert any(not name.startswith(("catalogue_", "most_popular_")) for name in both)
+    passes.clear()
+    config.model_config.ClearField("metrics")
+    alone = recgrad.evaluate(config)
+    assert not passes
+    assert alone == {name: both[name] for name in alone}
+    assert "catalogue_recall@20" in alone
+
+
+def counted(function: Callable[..., object], calls: list[int]) -> Callable[..., object]:
+    def call(*args: object, **kwargs: object) -> object:
+        calls.append(1)
+        return function(*args, **kwargs)
+
+    return call
 
 
 def test_training_evaluates_over_the_catalogue_and_keeps_the_best(
