@@ -21,7 +21,7 @@ from recgrad.training.assembly import build_training
 
 CONFIGS = Path(__file__).parent / "models" / "configs"
 ROWS, BATCH, STEPS, ITEMS = 96, 16, 20, 40
-ELSEWHERE = {"dlrm_hstu", "ultra_hstu", "hstu_match"}
+ELSEWHERE = {"dlrm_hstu", "ultra_hstu"}
 """Models over candidate lists, whose rows are of another shape."""
 
 
@@ -108,6 +108,10 @@ NEXT_ITEM = (
     'next_item_sampler {{ input_path: "{folder}/items.parquet" item_id_field: "c" history_field: "h__item" '
     'attr_fields: ["b", "c"] }}'
 )
+SAMPLED = (
+    'negative_sampler {{ input_path: "{folder}/items.parquet" item_id_field: "c" num_sample: 3 '
+    'attr_fields: ["b", "c"] exclude: OWN_ITEM }}'
+)
 
 
 def config_of(folder, text, data=""):
@@ -146,7 +150,8 @@ MODELS = sorted(set(schema_messages("model")) & set(available()["model"]) - ELSE
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name, folder):
     data = 'fg_mode: FG_NONE label_fields: ["click", "buy"] '
-    config = config_of(folder, FEATURES, data + (NEXT_ITEM if name in ("sasrec", "hstu") else ""))
+    sampler = {"sasrec": NEXT_ITEM, "hstu": NEXT_ITEM, "hstu_match": SAMPLED}.get(name, "")
+    config = config_of(folder, FEATURES, data + sampler)
     text_format.Parse((CONFIGS / f"{name}.config").read_text(), config.model_config)
     if name == "dbmtl":  # a tower of this one builds on the one behind it
         config.model_config.dbmtl.task_towers.reverse()

@@ -122,7 +122,7 @@ def write_bundle(
     calibration: Calibration | None = None,
 ) -> Manifest:
     """Write a trained model as a bundle, whole or not at all; `golden` are rows to try it with."""
-    if trained.task.model.lists:
+    if trained.task.model.predicts_lists:
         raise RecgradError(
             "export: the model predicts a list for each row, one value a candidate, and bundles hold one "
             "value a row; score with recgrad predict"

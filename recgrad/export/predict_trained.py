@@ -73,7 +73,7 @@ class TrainedRows:
                 scores = {name: as_array(values) for name, values in task.predictions(given).items()}
                 if self._calibration is not None:
                     scores = self._calibration.apply(scores)
-                lengths = as_array(given["lengths"]) if task.model.lists else None
+                lengths = as_array(given["lengths"]) if task.model.predicts_lists else None
                 yield with_predictions(kept, scores, output_columns=outputs, flat=flat, lengths=lengths)
 
 

@@ -45,7 +45,7 @@ class TrainedScorer:
         return scorer
 
     def _set(self, trained: Trained, raw_scores: bool) -> None:
-        if trained.task.model.lists:
+        if trained.task.model.predicts_lists:
             raise RecgradError(
                 "the model predicts a list for each row, one value a candidate; write the rows to a file, "
                 "and score it with recgrad predict"

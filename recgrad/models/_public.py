@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from recgrad.models.final_net import FinalNet as FinalNet
     from recgrad.models.gdcn import GDCN as GDCN
     from recgrad.models.hstu import HSTU as HSTU
+    from recgrad.models.hstu_match import HSTUMatch as HSTUMatch
     from recgrad.models.mask_net import MaskNet as MaskNet
     from recgrad.models.mind import MIND as MIND
     from recgrad.models.mmoe import MMoE as MMoE
@@ -64,6 +65,7 @@ HOMES = {
     "FinalNet": "recgrad.models.final_net",
     "GDCN": "recgrad.models.gdcn",
     "HSTU": "recgrad.models.hstu",
+    "HSTUMatch": "recgrad.models.hstu_match",
     "MaskNet": "recgrad.models.mask_net",
     "MIND": "recgrad.models.mind",
     "MMoE": "recgrad.models.mmoe",

@@ -81,7 +81,7 @@ class Model(nn.Module):
     """Groups that it finds by itself; None if its settings name them (`input: DeepInput`), or any will do."""
 
     averages_candidates: bool = False
-    """Whether a candidate weighs the same on every rank, where rows have lists of them."""
+    """Whether what a row has several of (candidates, positions) weighs the same on every rank."""
 
     settings_method: ClassVar[str] = "build"
     """What takes the settings, and has their limits in its signature."""
@@ -125,6 +125,11 @@ class Model(nn.Module):
                 seed=seed,
             )
         self._dense_half = _compiled(self.dense_half) if compile else self.dense_half
+
+    @property
+    def predicts_lists(self) -> bool:
+        """Whether predictions are lists: `lists`, unless the groups decide."""
+        return self.lists
 
     @classmethod
     def needs(cls, settings: Mapping[str, Any]) -> GroupNeeds | None:

@@ -10,8 +10,10 @@ from recgrad.errors import nearest
 from recgrad.limits import Rule, limits_of
 
 SEQUENCE, JAGGED = "SEQUENCE", "JAGGED_SEQUENCE"
-GroupType = Literal["DEEP", "WIDE", "SEQUENCE", "ROWS"]
-"""What a model reads a group as; ROWS is DEEP, or SEQUENCE with features of rows alone."""
+_TAKEN = {"ROWS": ("DEEP", SEQUENCE), "ANY": ("DEEP", SEQUENCE, JAGGED)}
+GroupType = Literal["DEEP", "WIDE", "SEQUENCE", "ROWS", "ANY"]
+"""What a model reads a group as; ROWS is DEEP, or SEQUENCE with features of rows alone; ANY is DEEP or a
+sequence."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def _own(name: str, needs: GroupNeeds, groups: Sequence[tuple[str, str]]) -> Ite
             yield f"feature_groups[{i}].group_name", what
     for group, kind in needs.needed.items():
         if group not in names:
-            type = "DEEP" if kind == "ROWS" else kind
+            type = "DEEP" if kind in _TAKEN else kind
             yield "feature_groups", f"{name} needs a group '{group}' of type {type}"
 
 
@@ -116,9 +118,9 @@ def _of_type(
     name: str, groups: Sequence[tuple[str, str]], group: str, kind: GroupType
 ) -> Iterator[tuple[str, str]]:
     i, got = next((i, kind) for i, (other, kind) in enumerate(groups) if other == group)
-    if kind == "ROWS" and got in ("DEEP", SEQUENCE):
+    if got in _TAKEN.get(kind, ()):
         return
-    kind = "DEEP" if kind == "ROWS" else kind
+    kind = "DEEP" if kind in _TAKEN else kind
     # Both kinds of sequences keep positions apart, and none of them is padded.
     if (SEQUENCE if got == JAGGED else got) != kind:
         yield f"feature_groups[{i}].group_type", f"{name} needs the group '{group}' to be {kind}, got {got}"

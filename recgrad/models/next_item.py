@@ -67,6 +67,7 @@ class NextItemModel(TwoTowers):
             learned_temperature=learned_temperature,
             in_batch_negative=False,
         )
+        self.averages_candidates = True
         self.user_group, self.item_group = input, item_tower["input"]
         if self.groups.query_dim(input):
             raise ValueError(

@@ -66,8 +66,8 @@ class Task(nn.Module):
     def losses(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Each term by name, and what is minimised as "total": their sum, or their Pareto sum."""
         by_head = [dict(head.losses(outputs, batch)) for head in self.each_head() if head.is_in(outputs)]
-        if self.model.averages_candidates:
-            share = mean_share(int(outputs["lengths"].sum()), batch.size)
+        if self.model.averages_candidates and "rows" in outputs:
+            share = mean_share(outputs["rows"].shape[0], batch.size)
             by_head = [{name: loss * share for name, loss in head.items()} for head in by_head]
         terms = {name: loss for head in by_head for name, loss in head.items()}
         sums = [torch.stack(list(head.values())).sum() for head in by_head if head]

@@ -38,6 +38,9 @@ next_item_sampler {
   input_path: "items.parquet" item_id_field: "b" history_field: "h__item" attr_fields: ["b", "c"]
 }
 """
+_NEGATIVES = """
+negative_sampler { input_path: "items.parquet" item_id_field: "b" num_sample: 2 attr_fields: ["b", "c"] }
+"""
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +55,8 @@ def whole() -> Callable[[str], PipelineConfig]:
             config.model_config.dbmtl.task_towers.reverse()
         if name in ("sasrec", "hstu"):  # these learn from the items of a history
             text_format.Parse(_NEXT_ITEM, config.data_config)
+        if name == "hstu_match":  # it takes no items of other rows
+            text_format.Parse(_NEGATIVES, config.data_config)
         return config
 
     return load

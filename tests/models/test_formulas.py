@@ -244,7 +244,7 @@ def test_every_model_has_a_reference():
     elsewhere = {
         "dbmtl", "dcn_v1", "dcn_v2", "deepfm", "dlrm", "dssm", "dssm_v2", "mask_net", "mmoe", "multi_tower",
         "multi_tower_din", "pepnet", "ple", "simple_multi_task", "wide_and_deep", "wukong", "xdeepfm",
-        "dat", "mind", "tdm", "hstu", "sasrec", "dlrm_hstu", "ultra_hstu", "sid_rqvae",
+        "dat", "mind", "tdm", "hstu", "sasrec", "dlrm_hstu", "ultra_hstu", "hstu_match", "sid_rqvae",
         "sid_rqkmeans",
     }  # fmt: skip
     assert set(MODELS) == elsewhere | {reference.__name__ for reference in REFERENCES}

@@ -45,6 +45,8 @@ class ItemSide:
         hashed: own items are compared by hash.
         delimiter: what joins several own items in one text; empty for none.
         mask_probability: how often an item's maskable features are hidden.
+        prefix: of the sequence that own items are in, where rows have sequences of them; its features read
+            attributes as sequences of one.
     """
 
     table: ItemTable
@@ -53,6 +55,7 @@ class ItemSide:
     hashed: bool = False
     delimiter: str = ";"
     mask_probability: float = 0.0
+    prefix: str = ""
 
     def own(self, column: pa.Array) -> Own:
         """The items of some rows."""
@@ -61,6 +64,8 @@ class ItemSide:
     def encode(self, rows: Ints, key: tuple[int, ...]) -> Batch:
         """Encoded features of rows of the table; `key` decides which are hidden."""
         columns = self.table.take(rows)
+        if self.prefix:
+            columns = {self.prefix + name: sequences_of_one(values) for name, values in columns.items()}
         mask = None
         if self.mask_probability:
             mask = random_mask(len(rows), self.mask_probability, _MASKS, *key)
@@ -86,22 +91,43 @@ def build_items(
 ) -> ItemSide:
     """The items of a sampler's message, whose table is at `path`."""
     attributes = tuple(config.attr_fields)
+    prefix = sequence_prefix(features, attributes, config.item_id_field)
     source = TableSource(
         path=path,
         attributes=attributes,
         attr_delimiter=config.attr_delimiter,
         field_delimiter=config.field_delimiter or "\t",
-        types=attribute_types(attributes, schema),
+        types=attribute_types([prefix + name for name in attributes], schema),
         hashed=is_hashed(schema.field(config.item_id_field).type),
     )
     return ItemSide(
         load_items(source, data),
-        FeatureEncoder(item_features(features, attributes)),
+        FeatureEncoder(item_features(features, [prefix + name for name in attributes])),
         id_field=config.item_id_field,
         hashed=source.hashed,
         delimiter=getattr(config, "item_id_delim", ";"),
         mask_probability=data.negative_sample_mask_prob if training else 0.0,
+        prefix=prefix,
     )
+
+
+def sequence_prefix(features: Sequence[Feature], attributes: Sequence[str], id_field: str) -> str:
+    """What comes before the name of an attribute in a sequence of items, of which `id_field` is a column.
+
+    Such as "cand__", where the rows' items are in the column cand__item and the attribute is item; empty
+    where features read attributes by their names.
+    """
+    columns = {column for feature in features if feature.spec.sequence for column in feature.columns}
+    found = [column.removesuffix(name) for column in columns for name in attributes if column.endswith(name)]
+    fitting = [prefix for prefix in found if prefix.endswith("_") and id_field.startswith(prefix)]
+    return max(fitting, key=len, default="")
+
+
+def sequences_of_one(values: pa.Array) -> pa.Array:
+    """A column of values as one of sequences with a value each; sequences stay as they are."""
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+        return values
+    return pa.ListArray.from_arrays(np.arange(len(values) + 1, dtype=np.int32), values)
 
 
 def item_features(features: Sequence[Feature], attributes: Sequence[str]) -> list[Feature]:
@@ -119,7 +145,9 @@ def check_items(
     if not config.attr_delimiter:
         problems.append(Problem(f"{where}.attr_delimiter", "must not be empty"))
     problems += check_delimiter(config, where)
-    if not item_features(features, config.attr_fields if attributes is None else attributes):
+    names = config.attr_fields if attributes is None else attributes
+    prefix = sequence_prefix(features, names, config.item_id_field)
+    if not item_features(features, [prefix + name for name in names]):
         problems.append(Problem(f"{where}.attr_fields", "no feature reads these attributes alone"))
     return problems
 

@@ -202,5 +202,7 @@ def attribute_types(names: Sequence[str], schema: pa.Schema) -> tuple[str, ...]:
     for name in names:
         index = schema.get_field_index(name)
         kind = schema.field(index).type if index >= 0 else pa.string()
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            kind = kind.value_type
         types.append(str(kind) if pa.types.is_integer(kind) or pa.types.is_floating(kind) else "")
     return tuple(types)

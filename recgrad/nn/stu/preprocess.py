@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,6 +63,7 @@ class Preprocessor(nn.Module):
             assert given.contextual is not None
             values = self.contextual_tokens(given.contextual)
             segments = Segments.from_lengths(torch.full_like(rows, self.contextual), values.shape[0])
+            segments = replace(segments, most=self.contextual)
             history_and_candidates.insert(0, (values, segments))
             times.insert(0, (parts[0].times.new_zeros(values.shape[0], 1), segments))
         values, segments = join_rows(history_and_candidates)

@@ -29,7 +29,8 @@ STEPS = 3
 ROUNDED = {"rtol": 1e-5, "atol": 1e-6}
 EXACT = {"rtol": 0.0, "atol": 0.0}
 ROUNDED_MODELS = (
-    "dbmtl", "dlrm_hstu", "mask_net", "multi_tower_din", "rank_mixer", "sasrec", "ultra_hstu", "wukong",
+    "dbmtl", "dlrm_hstu", "hstu_match", "mask_net", "multi_tower_din", "rank_mixer", "sasrec", "ultra_hstu",
+    "wukong",
 )  # fmt: skip
 # Their updates are linear in the gradients, so that rounding stays rounding.
 TRAIN = """
