@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from recgrad.data.faults import Faults
+from recgrad.data.ids import flat_ids
 from recgrad.errors import RecgradError
 from recgrad.retrieval.lists import ItemSets
 from recgrad.serving.answers import RequestError, bad_row
@@ -182,8 +183,18 @@ def recommend_rows(
     k: int,
     condition: str | None,
     exclude: Sequence[Any],
+    seen: str | None = None,
 ) -> list[dict[str, list[Any]]]:
     """The best items of each user, by ids, with their similarities.
+
+    Args:
+        served: the model, and stored columns of users.
+        index: the items.
+        users: rows of the user tower.
+        k: items of a user.
+        condition: which items may be found.
+        exclude: items that no user gets.
+        seen: the column of a user's own items, such as her history, which she does not get.
 
     Raises:
         RequestError: a column of the user is missing, or has a bad value.
@@ -201,15 +212,31 @@ def recommend_rows(
     if lacking is not None:
         raise RequestError(422, lacking)
     table = pa.table({name: columns[name] for name in schema.names})
-    banned = None
-    if exclude:
-        numbers = index.numbers(pa.array([str(item) for item in exclude], pa.large_string()))
-        own = numbers[numbers >= 0]
-        owners = np.repeat(np.arange(len(users)), len(own))
-        banned = ItemSets.of(owners, np.tile(own, len(users)), len(users))
+    banned = _banned(index, table, exclude, seen)
     found = index.find(served.scorer, table, k, condition, banned)
     lists = []
     for items, scores in zip(found.items, found.scores):
         there = items >= 0
         lists.append({"items": index.ids_of(items[there]).to_pylist(), "scores": scores[there].tolist()})
     return lists
+
+
+def _banned(index: ServedIndex, users: pa.Table, exclude: Sequence[Any], seen: str | None) -> ItemSets | None:
+    """What each user must not get; None where there is nothing."""
+    owners, items = [], []
+    if exclude:
+        numbers = index.numbers(pa.array([str(item) for item in exclude], pa.large_string()))
+        owners.append(np.repeat(np.arange(users.num_rows), len(numbers)))
+        items.append(np.tile(numbers, users.num_rows))
+    if seen is not None:
+        if seen not in users.column_names:
+            raise RequestError(
+                422, f"seen: the user tower has no column '{seen}' (has: {', '.join(users.column_names)})"
+            )
+        flat = flat_ids(users.column(seen), ";", f"seen: column '{seen}'")
+        owners.append(flat.rows)
+        items.append(index.numbers(flat.ids))
+    if not owners:
+        return None
+    owner, item = np.concatenate(owners), np.concatenate(items)
+    return ItemSets.of(owner[item >= 0], item[item >= 0], users.num_rows)

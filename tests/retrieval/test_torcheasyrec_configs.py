@@ -154,7 +154,8 @@ feature_configs { id_feature { feature_name: "item_id_augment" expression: "item
 """,
         "features": HISTORY,
         "model": """tdm {
-        multiwindow_din { windows_len: [1, 1, 1, 2, 2, 5] attn_mlp { hidden_units: [8] activation: "nn.PReLU" } }
+        multiwindow_din {
+          windows_len: [1, 1, 1, 2, 2, 5] attn_mlp { hidden_units: [8] activation: "nn.PReLU" } }
         final { hidden_units: [16, 8] use_bn: true activation: "nn.PReLU" }
     } num_class: 2""",
         "metrics": "metrics { auc {} }",

@@ -52,6 +52,20 @@ def best(user: int, k: int, allowed: np.ndarray) -> list[int]:
     return [int(i) for i in order if allowed[i]][:k]
 
 
+def test_the_items_of_a_column_of_the_user_are_left_out(served: Running) -> None:
+    client = served.client()
+    body = {"users": [{"user_id": 7}, {"user_id": 8}], "k": 5, "seen": "user_id", "exclude": [3]}
+    status, answer = client.ask("POST", "/v1/recommend", body)
+    assert status == 200
+    for user, row in zip((7, 8), answer["users"], strict=True):
+        allowed = np.ones(ITEMS, bool)
+        allowed[[user, 3]] = False
+        assert row["items"] == best(user, 5, allowed)
+    status, answer = client.ask("POST", "/v1/recommend", {"user": {"user_id": 7}, "seen": "history"})
+    assert status == 422
+    assert "the user tower has no column 'history' (has: user_id)" in str(answer)
+
+
 def test_a_user_gets_the_best_items_that_pass(served: Running) -> None:
     client = served.client()
     status, answer = client.ask("POST", "/v1/recommend", {"user": {"user_id": 7}, "k": 5})

@@ -22,6 +22,7 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
     k: int = 20
     filter: str | None = None
     exclude: list[int | str] = msgspec.field(default_factory=list)
+    seen: str | None = None
 
 
 _decoder = msgspec.json.Decoder(_Body)
@@ -56,7 +57,13 @@ class Recommend(Route):
         try:
             index = self.service.index.current(served)
             lists = recommend_rows(
-                served, index, users, k=read.k, condition=read.filter, exclude=read.exclude
+                served,
+                index,
+                users,
+                k=read.k,
+                condition=read.filter,
+                exclude=read.exclude,
+                seen=read.seen,
             )
         except RecgradError as error:
             raise RequestError(422, str(error)) from error
