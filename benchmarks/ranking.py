@@ -5,12 +5,13 @@
 
 All models of Recgrad have the same features, batches and layer sizes (recgrad.models.sketches). Settings,
 which are the rates of tables and layers (of all parameters for FuxiCTR, the number of leaves for LightGBM),
-are chosen by AUC on validation rows with seed 0, among the same number for everyone; other seeds take what was
-chosen. Validation rows of KuaiRand are of the last two days of its training file; test rows are of the official
-test files. Models of several tasks learn both labels and are measured by the first; the second label of models
-of a chain of events (esmm, aitm) is both labels at once. Times are CPU seconds of training alone, on one
-thread; parameters are those of the layers, without tables. Finished runs are kept in --runs, a file of JSON
-lines: a second call trains only what is missing there, and --seconds 0 only writes the tables.
+are chosen by AUC on validation rows with seed 0, among the same number for everyone; other seeds take what
+was chosen. Validation rows of KuaiRand are of the last two days of its training file; test rows are of the
+official test files. Models of several tasks learn both labels and are measured by the first; the second
+label of models of a chain of events (esmm, aitm) is both labels at once. Times are CPU seconds of training
+alone, on one thread; parameters are those of the layers, without tables. Finished runs are kept in --runs,
+a file of JSON lines: a second call trains only what is missing there, and --seconds 0 only writes the
+tables.
 """
 
 from __future__ import annotations

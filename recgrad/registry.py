@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
+B = TypeVar("B")
 C = TypeVar("C", bound=Callable[..., Any])
 
 
@@ -89,6 +90,25 @@ class Registry(Generic[T]):
                 f"class_path '{class_path}': {error}; write 'package.Class', "
                 f"or a name that a package gives in its entry points '{self.group}'"
             ) from error
+
+    def resolve_subclass(self, class_path: str, base: type[B], methods: str) -> type[B]:
+        """The class that a config's class_path names, which must be a subclass of `base`.
+
+        Args:
+            class_path: as for `resolve`.
+            base: what classes of the user's own are made from.
+            methods: what a subclass has to write, for the error.
+        """
+        try:
+            found = self.resolve(class_path)
+        except RecgradError as error:
+            raise ValueError(str(error)) from error
+        if not issubclass(found, base):
+            raise ValueError(
+                f"class_path: {class_path} is not a subclass of {base.__module__}.{base.__qualname__}; "
+                f"subclass it and write {methods}"
+            )
+        return found
 
     def __contains__(self, name: object) -> bool:
         self._survey()

@@ -9,14 +9,27 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from recgrad.check.capabilities import available
 from recgrad.check.unsupported import KINDS
 from recgrad.cli.main import main
+from recgrad.config import load_config
 from recgrad.config.proto import loss_pb2, metric_pb2, model_pb2, optimizer_pb2
+from recgrad.data.batch import Batch
+from recgrad.data.faults import Faults
+from recgrad.data.features.build import features_of
+from recgrad.data.features.frame import Frame
+from recgrad.data.readers.build import open_reader
+from recgrad.data.samplers.build import build_sampler
+from recgrad.data.samplers.sampler import Place
+from recgrad.nn.encoders.base import build_encoder
 from recgrad.training.checkpoint import read_checkpoint
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
@@ -63,8 +76,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["synth", "--rows", "20000", "--out", "data"]) == 0
     (tmp_path / "parts.py").write_text("\n\n".join(re.findall(r"```python\n(.*?)```", TEXT, re.S)) + MORE)
-    (config,) = re.findall(r"```protobuf\n(.*?)```", TEXT, re.S)
-    (tmp_path / "own.config").write_text(config)
+    own, towers = re.findall(r"```protobuf\n(.*?)```", TEXT, re.S)
+    (tmp_path / "own.config").write_text(own)
+    (tmp_path / "towers.config").write_text(towers)
     yield tmp_path
     sys.modules.pop("parts", None)
 
@@ -194,6 +208,141 @@ def test_the_schedules_of_the_page_resume_with_their_state(
     tree = read_checkpoint(folder / "whole" / "model.ckpt-40").tree
     assert tree["updater"]["schedules"]["sparse"].keys() == {"halvings", "last"}
     assert tree["updater"]["schedules"]["sparse"]["last"] is not None
+
+
+@pytest.fixture
+def towers(folder: Path) -> Path:
+    """The rows of the second config, as the page has them written."""
+    (line,) = re.findall(r'python -c "(.*?)"\n', TEXT)
+    exec(line, {})
+    return folder
+
+
+OWN = {
+    "data_config.custom_reader": ("recgrad.readers", "feather_files", "parts.FeatherFiles"),
+    "data_config.custom_sampler": ("recgrad.samplers", "other_groups", "parts.OtherGroups"),
+    "feature_configs[4].custom_kind_feature": ("recgrad.features", "cyclic", "parts.Cyclic"),
+    "model_config.feature_groups[0].sequence_encoders[0].custom_sequence_encoder": (
+        "recgrad.sequence_encoders",
+        "recency",
+        "parts.Recency",
+    ),
+}
+
+
+def test_the_towers_of_the_page_train_resume_and_predict(
+    towers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run of two parts has the bytes of a whole one, with classes of one's own in all four places."""
+    assert main(["check", "towers.config"]) == 0
+    said = capsys.readouterr().out
+    for place, (_, _, class_path) in OWN.items():
+        assert f"custom code: {place}.class_path imports {class_path}" in said
+    short = {"train_config.num_epochs": None, "train_config.save_checkpoints_steps": 5}
+    ends = {}
+    for name, lengths in {"whole": (10,), "parts": (5, 10)}.items():
+        for steps in lengths:
+            edits = json.dumps({**short, "train_config.num_steps": steps, "model_dir": name})
+            more = ["--continue-train"] if steps != lengths[0] else []
+            assert main(["train", "towers.config", "--edit-config-json", edits, *more]) == 0
+        checkpoint = towers / name / "model.ckpt-10"
+        ends[name] = {p.name: p.read_bytes() for p in checkpoint.rglob("*") if p.is_file()}
+    assert ends["whole"] == ends["parts"]
+    metrics = json.loads((towers / "whole" / "train_eval_result.txt").read_text().splitlines()[-1])
+    assert metrics["recall@10"] > 0.3  # 10 of 256 items by chance: 0.04
+    predict = ["predict", "--predict-input-path", "data/eval.feather", "--predict-output-path", "p.parquet"]
+    assert main(["predict", "whole", *predict[1:]]) == 0
+    assert pq.read_table("p.parquet").num_rows == pq.read_table("data/eval.parquet").num_rows
+
+
+def test_a_sampler_of_ones_own_is_what_its_text_says(towers: Path) -> None:
+    """Pairs of rows with one value of the column are left out, and no others."""
+    config = load_config("towers.config")
+    features = features_of(config)
+    reader = open_reader(config.train_input_path, config.data_config)
+    sampler = build_sampler(config.data_config, features, reader, training=True, seed=0)
+    assert sampler is not None
+    groups = pa.array([3, 5, 3, None, 3])
+    batch: Any = Batch(5, None, None, {}, None, {}, {})  # type: ignore[arg-type]
+    found = sampler.sample(batch, {"cat_6": groups}, Place(0, 0, 0)).comparison
+    assert found is not None
+    assert sorted(map(tuple, found.excluded.tolist())) == [(0, 2), (0, 4), (2, 0), (2, 4), (4, 0), (4, 2)]
+
+
+def test_the_feature_and_the_encoder_of_the_page_compute_their_formulas(towers: Path) -> None:
+    config = load_config("towers.config")
+    feature = next(one for one in features_of(config) if one.name == "angle")
+    dense: Any = feature.encode(Frame({"int_12": pa.array([0.0, 1.0, None, -2.5])}, 4), Faults())
+    angles = np.array([0.0, 1.0, 0.0, -2.5]) * 2 * np.pi / 4
+    expected = np.stack([np.sin(angles), np.cos(angles)], 1)
+    expected[2] = 0  # a null is the default value, not the angle 0
+    np.testing.assert_allclose(np.asarray(dense.values, np.float64).reshape(4, 2), expected, atol=1e-6)
+    encoder = build_encoder(
+        "custom_sequence_encoder", 0, 2, {"class_path": "parts.Recency", "params": {"decay": 0.5}}
+    )
+    sequence = torch.tensor([[1.0, 2.0], [4.0, 8.0], [3.0, 3.0]])
+    found = encoder(torch.zeros(3, 0), sequence, torch.tensor([2, 0, 1]))
+    np.testing.assert_allclose(found, [[3.0, 6.0], [0.0, 0.0], [3.0, 3.0]])
+
+
+@pytest.mark.parametrize("place", OWN)
+def test_what_is_wrong_with_a_class_of_ones_own_is_said_at_its_line(
+    towers: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    wrong = {"period": -1, "decay": 2, "fragment_rows": 0, "column": 1}
+    text = (towers / "towers.config").read_text()
+    lines = text.splitlines()
+    class_path = OWN[place][2]
+    at = next(i for i, line in enumerate(lines) if class_path in line)
+    for name, said in {
+        "parts.Nothing": "'parts' has no 'Nothing'",
+        "parts.Ratio": "is not a subclass of recgrad",
+        "no_such_name": "or a name that a package gives in its entry points 'recgrad.",
+    }.items():
+        (towers / "wrong.config").write_text(text.replace(class_path, name))
+        assert main(["check", "wrong.config"]) == 2
+        error = capsys.readouterr()
+        (problem,) = [line for line in (error.out + error.err).splitlines() if said in line]
+        number = int(problem.split(":")[1].split()[0])
+        assert abs(number - 1 - at) <= 4, problem
+    for params in ({"nothing": 1}, {key: value for key, value in wrong.items() if key in lines[at + 1]}):
+        if params == {"column": 1}:  # texts have no limits
+            continue
+        edits = json.dumps({f"{place}.params": params})
+        assert main(["check", "towers.config", "--edit-config-json", edits]) == 2
+        error = capsys.readouterr()
+        assert place in error.out + error.err
+    assert main(["check", "towers.config", "--no-custom-code"]) == 2
+    error = capsys.readouterr()
+    assert f"'{class_path}' would be imported" in error.out + error.err
+
+
+def test_readers_and_their_settings_go_together(towers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for edits, said in (
+        ({"data_config.dataset_type": "ParquetDataset"}, "has no effect with dataset_type: ParquetDataset"),
+        ({"data_config.custom_reader": None}, "CustomDataset needs data_config.custom_reader"),
+    ):
+        assert main(["check", "towers.config", "--edit-config-json", json.dumps(edits)]) == 2
+        error = capsys.readouterr()
+        assert said in error.out + error.err
+
+
+@pytest.mark.slow
+def test_names_of_an_installed_package_stand_for_readers_samplers_features_and_encoders(towers: Path) -> None:
+    info = towers / "parts-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: parts\nVersion: 1.0\n")
+    lines = [f"[{group}]\n{name} = {path.replace('.', ':')}\n" for group, name, path in OWN.values()]
+    (info / "entry_points.txt").write_text("".join(lines))
+    config = (towers / "towers.config").read_text()
+    for _, name, path in OWN.values():
+        config = config.replace(f'"{path}"', f'"{name}"')
+    (towers / "towers.config").write_text(config)
+    edits = json.dumps({"train_config.num_epochs": None, "train_config.num_steps": 3})
+    command = [sys.executable, "-m", "recgrad", "train", "towers.config", "--no-custom-code"]
+    path = os.pathsep.join(filter(None, [str(towers), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([*command, "--edit-config-json", edits], check=True, capture_output=True, env=env)
 
 
 def test_what_a_class_refuses_is_a_problem_of_the_config(

@@ -5,6 +5,7 @@ Names are read from the schema, so that none is forgotten: what has no case here
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,13 @@ from google.protobuf import text_format
 from recgrad.check import check_config
 from recgrad.check.capabilities import available, schema_messages
 from recgrad.config import PipelineConfig
+from recgrad.data.batch import Comparison
+from recgrad.data.features.base import Feature
+from recgrad.data.features.columns import Bags
+from recgrad.data.features.config import floats_output
+from recgrad.data.features.frame import Input
+from recgrad.data.features.outputs import numbers_of
+from recgrad.data.samplers.own import OwnSampler
 from recgrad.training.assembly import build_training
 
 CONFIGS = Path(__file__).parent / "models" / "configs"
@@ -158,6 +166,30 @@ def test_models(name, folder):
     run(config)
 
 
+class Doubled(Feature):
+    """Twice its input: a kind of one's own."""
+
+    def expressions(self):
+        return [Input(text) for text in self.config.expression]
+
+    def build_output(self):
+        return floats_output(self.config, self.setting, value_dim=1)
+
+    def transform(self, inputs, scope):
+        bags = inputs[0]
+        values = numbers_of(bags.values, scope.report(bags, self.inputs[0].name))
+        return Bags(2 * values, bags.offsets)
+
+
+class Everything(OwnSampler):
+    """All other rows' items: a sampler of one's own."""
+
+    draws = "rows"
+
+    def sample(self, batch, columns, place):
+        return replace(batch, comparison=Comparison(torch.zeros(0, 2, dtype=torch.int64)))
+
+
 IDS = "embedding_dim: 4 hash_bucket_size: 20"
 PARAMS = 'operator_params {{ fields {{ key: "{}" value {{ string_value: "{}" }} }} }}'
 KINDS = {
@@ -193,6 +225,8 @@ KINDS = {
     f'sequence_fields: ["seq_words", "seq_valid"] {IDS}',
     "sequence_combine_feature": 'expression: "user:seq" combiner: "sum"',
     "sequence_feature": "",
+    "custom_kind_feature": f'expression: "user:x" class_path: "{__name__}.Doubled"',
+    "sequence_custom_kind_feature": f'expression: "user:seq" class_path: "{__name__}.Doubled"',
 }
 
 
@@ -249,6 +283,7 @@ SAMPLERS = {
     "tdm_sampler": "item_input_path: '{folder}/nodes.txt' edge_input_path: '{folder}/tree.txt' "
     "predict_edge_input_path: 'none' attr_fields: 'price' item_id_field: 'item' "
     "layer_num_sample: [0, 1, 2, 3]",
+    "custom_sampler": f"class_path: '{__name__}.Everything'",
     "next_item_sampler": "",  # with sasrec and hstu, above
 }
 TREE = """
@@ -268,7 +303,7 @@ model_config {
 def test_samplers(name, folder):
     data = f"fg_mode: FG_NONE {name} {{{{ {SAMPLERS[name]} }}}}".replace("{folder}", "{{folder}}")
     data = data.replace("{{", "{").replace("}}", "}").replace("{folder}", str(folder))
-    in_batch = "in_batch_negative: true" if name == "in_batch_sampler" else ""
+    in_batch = "in_batch_negative: true" if name in ("in_batch_sampler", "custom_sampler") else ""
     text = TWO_TOWERS.replace("IN_BATCH", in_batch).replace("LOSS", "softmax_cross_entropy {}")
     if name == "tdm_sampler":
         text, data = TREE, data + " label_fields: 'click'"

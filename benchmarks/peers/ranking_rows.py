@@ -1,4 +1,4 @@
-"""Census income and KuaiRand: rows to train on, to choose by and to measure on, coded by training rows alone."""
+"""Census income and KuaiRand: rows to train on, to choose by and to measure on, coded by the first."""
 
 from __future__ import annotations
 

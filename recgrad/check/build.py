@@ -27,7 +27,8 @@ from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data.features.base import Feature
 from recgrad.data.features.build import features_of
 from recgrad.data.loader_settings import resolve_settings
-from recgrad.data.samplers.sampler import SAMPLERS
+from recgrad.data.readers.build import reader_class
+from recgrad.data.samplers.build import checked_class
 from recgrad.embedding.build import build_sparse_optimizer
 from recgrad.embedding.engine import EmbeddingEngine
 from recgrad.errors import Problem
@@ -85,6 +86,7 @@ class _Builder:
         for training in (True, False):
             resolve = partial(resolve_settings, data, training=training, seed=0, rank=0, world_size=1)
             self.attempt("data_config", resolve)
+        self.attempt("data_config", lambda: reader_class(data))
         features = self.attempt("feature_configs", lambda: features_of(self.config))
         self.heads()
         if features is None or self.problems:
@@ -129,7 +131,7 @@ class _Builder:
         picked = chosen(self.config.data_config, "sampler")
         if picked is not None:
             name, message = picked
-            self.attempt(f"data_config.{name}", lambda: SAMPLERS[name].check(message, features))
+            self.attempt(f"data_config.{name}", lambda: checked_class(name, message).check(message, features))
 
     def model(self, features: list[Feature]) -> Model | None:
         """The model, its dense half without values."""

@@ -6,9 +6,10 @@ from functools import cache
 from typing import Any
 
 from recgrad.check.unsupported import KINDS
-from recgrad.config.class_paths import CUSTOM_COMPONENT
+from recgrad.config.class_paths import names_class
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data.features.registry import FEATURES
+from recgrad.data.readers.build import CUSTOM as CUSTOM_READER
 from recgrad.data.readers.reader import READERS
 from recgrad.data.samplers.sampler import SAMPLERS
 from recgrad.losses import LOSSES
@@ -34,6 +35,9 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "sequence_encoder": ENCODERS,
 }
 
+CLASS_PATH_FIELDS = {CUSTOM_READER: "custom_reader"}
+"""The field that names the class, where it is not the config name itself."""
+
 
 def schema_messages(kind: str) -> dict[str, Any]:
     """The message of each config name of a kind: the members of the oneofs that choose it."""
@@ -47,8 +51,8 @@ def schema_messages(kind: str) -> dict[str, Any]:
 
 def custom_names(kind: str) -> list[str]:
     """Config names of the user's own classes of a kind, which take a class_path."""
-    messages = schema_messages(kind).items()
-    return [name for name, message in messages if message.name == CUSTOM_COMPONENT]
+    found = [name for name, message in schema_messages(kind).items() if names_class(message)]
+    return [*found, CUSTOM_READER] if kind == "reader" else found
 
 
 def available() -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from typing import Any
 from recgrad.check.capabilities import REGISTRIES
 from recgrad.check.node import Node
 from recgrad.check.unsupported import KINDS
-from recgrad.config.class_paths import CUSTOM_COMPONENT
+from recgrad.config.class_paths import names_class
 from recgrad.config.messages import struct_to_dict
 from recgrad.models.build import SETTINGS, plain
 from recgrad.optim.groups import config_options
@@ -42,7 +42,7 @@ class Component:
     @property
     def own(self) -> bool:
         """Whether it is of the user's own code, named by class_path."""
-        return self.node.kind == CUSTOM_COMPONENT
+        return names_class(self.node.message.DESCRIPTOR)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def build_component(holder: Node, oneof: str, kind: str, node: Node, custom_code
 
 def _class_of(kind: str, name: str, node: Node, custom_code: bool) -> Any:
     registry = REGISTRIES[kind]
-    if node.kind != CUSTOM_COMPONENT:
+    if not names_class(node.message.DESCRIPTOR):
         return registry.get(name)
     if not custom_code or not node.message.class_path:
         return None

@@ -6,9 +6,11 @@ from itertools import pairwise
 
 from recgrad.check.node import Node
 from recgrad.check.rule import CHECKS, Context, Feature, number
+from recgrad.config.class_paths import names_class
 from recgrad.config.id_sources import ID_SOURCES, id_sources
 from recgrad.config.proto.model_pb2 import WIDE
 from recgrad.config.values import show
+from recgrad.data.features.registry import own_kind
 
 _VOCABULARIES = ("vocab_list", "vocab_dict", "vocab_file")
 _DATA_TYPES = ("FP32", "FP16", "BF16")
@@ -102,9 +104,22 @@ def check_sequences(context: Context) -> None:
             context.problem(node.at("sequence_fields"), "is for sequence features; remove it")
 
 
+@CHECKS.register("feature kinds of one's own")
+def check_own_kinds(context: Context) -> None:
+    """Classes that features name are feature kinds, before other rules ask them what they make."""
+    for feature in context.features if context.custom_code else ():
+        node = feature.node
+        if names_class(node.message.DESCRIPTOR) and node.message.class_path:
+            try:
+                own_kind(node.message.class_path)
+            except ValueError as error:
+                context.problem(node.at("class_path"), str(error).removeprefix("class_path: "))
+
+
 def makes_ids(context: Context, node: Node) -> bool:
     """Whether a feature has ids, not floats; one of a kind that is not built passes for having them."""
-    return bool(context.trait(node, "makes_ids", True)) or bool(id_sources(node.message))
+    unknown = not names_class(node.message.DESCRIPTOR)
+    return bool(context.trait(node, "makes_ids", unknown)) or bool(id_sources(node.message))
 
 
 def _with_own_width(context: Context) -> set[str]:

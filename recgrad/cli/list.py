@@ -44,8 +44,8 @@ class Listed:
 class List(Command):
     """List what a config can name: optimizers, schedules, losses, metrics, models, features …
 
-    Without a kind, lists the kinds. With a name after the kind, shows that one alone. Optimizers, schedules,
-    losses, metrics and models of your own go beside these, by import path: docs/extending.md.
+    Without a kind, lists the kinds. With a name after the kind, shows that one alone. Classes of your
+    own of every kind go beside these, by import path: docs/extending.md.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -145,18 +145,31 @@ def list_kind(kind: str) -> Iterator[Listed]:
             kind=kind,
             summary=text.partition("\n")[0],
             paper=_paper(text) or _cited(component),
-            parameters=tuple(_parameters(messages[name])) if name in messages else _by_class_path(kind, name),
+            parameters=_named(kind, name, component, messages.get(name)),
         )
     for name in [name for name in custom_names(kind) if name not in REGISTRIES[kind]]:
         what = "A class of your own, named by its import path and made with params: docs/extending.md."
-        yield Listed(name, kind, what, "", tuple(_parameters(messages[name])))
+        yield Listed(
+            name, kind, what, "", tuple(_parameters(messages.get(name))) or _by_class_path(kind, "…")
+        )
+
+
+def _named(kind: str, name: str, component: Any, message: Descriptor | None) -> tuple[str, ...]:
+    """The fields of a component's message; what other packages add is named by class_path."""
+    if message is not None:
+        return tuple(_parameters(message))
+    from recgrad.check.capabilities import REGISTRIES
+
+    built_in = str(getattr(component, "__module__", "")).startswith(f"{REGISTRIES[kind].package}.")
+    return () if built_in else _by_class_path(kind, name)
 
 
 def _by_class_path(kind: str, name: str) -> tuple[str, ...]:
     """How a config names what another package has added, which no field of the schema chooses."""
-    from recgrad.check.capabilities import custom_names
+    from recgrad.check.capabilities import CLASS_PATH_FIELDS, custom_names
 
-    return tuple(f'{field} {{ class_path: "{name}" }}' for field in custom_names(kind))
+    fields = [CLASS_PATH_FIELDS.get(field, field) for field in custom_names(kind)]
+    return tuple(f'{field} {{ class_path: "{name}" }}' for field in fields)
 
 
 def _parameters(message: Descriptor | None) -> Iterator[str]:

@@ -13,7 +13,7 @@ from recgrad.config.locations import Locations
 from recgrad.config.values import show
 from recgrad.errors import ConfigError, Problem
 
-CUSTOM_COMPONENT = "CustomComponent"
+CLASS_PATH = "class_path"
 ACTIVATION = "activation"
 OPERATOR = "operator_lib_file"
 _NO_CODE = (".so", ".dll", ".dylib")  # libraries are never loaded; what is built in stands in for them
@@ -35,6 +35,11 @@ class ClassPath:
     def imports(self) -> bool:
         """Whether it is an import path; a name without a dot is of the entry points of a package."""
         return "." in self.name
+
+
+def names_class(message: Any) -> bool:
+    """Whether messages of a type (a descriptor) name a class of the user's own, with params for it."""
+    return CLASS_PATH in message.fields_by_name
 
 
 def class_paths(config: Message) -> tuple[ClassPath, ...]:
@@ -70,9 +75,8 @@ def imported_activation(text: str) -> str:
 
 
 def _class_paths(message: Any, path: str) -> Iterator[ClassPath]:
-    if message.DESCRIPTOR.name == CUSTOM_COMPONENT:
-        yield ClassPath(join(path, "class_path"), message.class_path)
-        return
+    if names_class(message.DESCRIPTOR):
+        yield ClassPath(join(path, CLASS_PATH), message.class_path)
     for field, value in message.ListFields():
         where = join(path, field.name)
         if field.name == OPERATOR:

@@ -73,7 +73,10 @@ class FeatureGroups(nn.Module):
         self.encoders = nn.ModuleDict()
         for group, specs in self.plan.encoders.items():
             if specs:
-                self.encoders[group] = nn.ModuleList(self._build_encoder(group, spec) for spec in specs)
+                self.encoders[group] = nn.ModuleList(
+                    self._build_encoder(f"feature_groups[{group}].sequence_encoders[{i}]", spec)
+                    for i, spec in enumerate(specs)
+                )
         self.device = torch.device("cpu")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FeatureGroups:
@@ -82,13 +85,12 @@ class FeatureGroups(nn.Module):
         self.device = fn(torch.empty(0, device=self.device)).device
         return self
 
-    def _build_encoder(self, group: str, spec: EncoderSpec) -> SequenceEncoder:
+    def _build_encoder(self, place: str, spec: EncoderSpec) -> SequenceEncoder:
         query, sequence = self.query_dim(spec.input), self.sequence_dim(spec.input)
         try:
             return build_encoder(spec.kind, query, sequence, spec.params, self._fields(spec.input))
         except (TypeError, ValueError) as error:
-            where = f"model_config.feature_groups[{group}].sequence_encoders[{spec.name}]"
-            raise ConfigError([Problem(where, str(error))]) from error
+            raise ConfigError([Problem(f"model_config.{place}.{spec.kind}", str(error))]) from error
 
     def _fields(self, group: str) -> SequenceFields:
         """Where the features of a sequence group stand."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from recgrad.config.class_paths import CUSTOM_COMPONENT
+from recgrad.config.class_paths import names_class
 from recgrad.config.messages import struct_to_dict
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data.targets import Label, Targets
@@ -64,7 +64,7 @@ def _text(message: Message, name: str) -> list[str]:
 
 def _custom_keys(message: Message) -> list[str]:
     """The columns of keys that the params of the user's own metric or loss name."""
-    if message.DESCRIPTOR.name != CUSTOM_COMPONENT:
+    if not names_class(message.DESCRIPTOR):
         return []
     custom: Any = message
     params = struct_to_dict(custom.params)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
 from google.protobuf.internal import containers as containers
 from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
+from recgrad.config.proto import component_pb2 as component_pb2
 from recgrad.config.proto import feature_pb2 as feature_pb2
 from recgrad.config.proto import sampler_pb2 as sampler_pb2
 import builtins as builtins
@@ -32,6 +33,8 @@ class _DatasetTypeEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_DatasetTyp
     CsvDataset: _DatasetType.ValueType  # 3
     OdpsDatasetV1: _DatasetType.ValueType  # 4
     KafkaDataset: _DatasetType.ValueType  # 5
+    CustomDataset: _DatasetType.ValueType  # 1460
+    """Ours: a reader of the user's own, see custom_reader."""
 
 class DatasetType(_DatasetType, metaclass=_DatasetTypeEnumTypeWrapper):
     """Where rows come from."""
@@ -41,6 +44,8 @@ ParquetDataset: DatasetType.ValueType  # 2
 CsvDataset: DatasetType.ValueType  # 3
 OdpsDatasetV1: DatasetType.ValueType  # 4
 KafkaDataset: DatasetType.ValueType  # 5
+CustomDataset: DatasetType.ValueType  # 1460
+"""Ours: a reader of the user's own, see custom_reader."""
 
 class _FieldType:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -209,6 +214,7 @@ class DataConfig(message.Message):
     CATALOGUE_SAMPLER_FIELD_NUMBER: builtins.int
     IN_BATCH_SAMPLER_FIELD_NUMBER: builtins.int
     NEXT_ITEM_SAMPLER_FIELD_NUMBER: builtins.int
+    CUSTOM_SAMPLER_FIELD_NUMBER: builtins.int
     BATCH_SIZE_FIELD_NUMBER: builtins.int
     DATASET_TYPE_FIELD_NUMBER: builtins.int
     FG_ENCODED_FIELD_NUMBER: builtins.int
@@ -240,6 +246,7 @@ class DataConfig(message.Message):
     MAX_BAD_ROW_RATIO_FIELD_NUMBER: builtins.int
     POSITIVE_LABELS_FIELD_NUMBER: builtins.int
     HASH_FIELD_NUMBER: builtins.int
+    CUSTOM_READER_FIELD_NUMBER: builtins.int
     batch_size: builtins.int
     """Rows of a batch on each process."""
     dataset_type: DatasetType.ValueType
@@ -306,6 +313,8 @@ class DataConfig(message.Message):
     @builtins.property
     def next_item_sampler(self) -> sampler_pb2.NextItemSampler: ...
     @builtins.property
+    def custom_sampler(self) -> component_pb2.CustomComponent: ...
+    @builtins.property
     def label_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Columns to learn; a model of one task learns the first."""
 
@@ -321,6 +330,10 @@ class DataConfig(message.Message):
     def positive_labels(self) -> containers.RepeatedCompositeFieldContainer[PositiveLabels]:
         """Ours: which texts or numbers of a label column count as 1."""
 
+    @builtins.property
+    def custom_reader(self) -> component_pb2.CustomComponent:
+        """Ours: the reader of dataset_type CustomDataset."""
+
     def __init__(
         self,
         *,
@@ -332,6 +345,7 @@ class DataConfig(message.Message):
         catalogue_sampler: sampler_pb2.CatalogueSampler | None = ...,
         in_batch_sampler: sampler_pb2.InBatchSampler | None = ...,
         next_item_sampler: sampler_pb2.NextItemSampler | None = ...,
+        custom_sampler: component_pb2.CustomComponent | None = ...,
         batch_size: builtins.int | None = ...,
         dataset_type: DatasetType.ValueType | None = ...,
         fg_encoded: builtins.bool | None = ...,
@@ -363,11 +377,12 @@ class DataConfig(message.Message):
         max_bad_row_ratio: builtins.float | None = ...,
         positive_labels: abc.Iterable[PositiveLabels] | None = ...,
         hash: feature_pb2.TextHash.ValueType | None = ...,
+        custom_reader: component_pb2.CustomComponent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "catalogue_sampler", b"catalogue_sampler", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_batch_sampler", b"in_batch_sampler", "in_order", b"in_order", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "next_item_sampler", b"next_item_sampler", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "catalogue_sampler", b"catalogue_sampler", "custom_reader", b"custom_reader", "custom_sampler", b"custom_sampler", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_batch_sampler", b"in_batch_sampler", "in_order", b"in_order", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "next_item_sampler", b"next_item_sampler", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "catalogue_sampler", b"catalogue_sampler", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_batch_sampler", b"in_batch_sampler", "in_order", b"in_order", "input_fields", b"input_fields", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "label_fields", b"label_fields", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "next_item_sampler", b"next_item_sampler", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "positive_labels", b"positive_labels", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sample_weight_fields", b"sample_weight_fields", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "catalogue_sampler", b"catalogue_sampler", "custom_reader", b"custom_reader", "custom_sampler", b"custom_sampler", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_batch_sampler", b"in_batch_sampler", "in_order", b"in_order", "input_fields", b"input_fields", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "label_fields", b"label_fields", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "next_item_sampler", b"next_item_sampler", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "positive_labels", b"positive_labels", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sample_weight_fields", b"sample_weight_fields", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_sampler: _TypeAlias = typing.Literal["negative_sampler", "negative_sampler_v2", "hard_negative_sampler", "hard_negative_sampler_v2", "tdm_sampler", "catalogue_sampler", "in_batch_sampler", "next_item_sampler"]  # noqa: Y015
+    _WhichOneofReturnType_sampler: _TypeAlias = typing.Literal["negative_sampler", "negative_sampler_v2", "hard_negative_sampler", "hard_negative_sampler_v2", "tdm_sampler", "catalogue_sampler", "in_batch_sampler", "next_item_sampler", "custom_sampler"]  # noqa: Y015
     _WhichOneofArgType_sampler: _TypeAlias = typing.Literal["sampler", b"sampler"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_sampler) -> _WhichOneofReturnType_sampler | None: ...

@@ -2016,6 +2016,196 @@ class CustomFeature(message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_dense_emb) -> _WhichOneofReturnType_dense_emb | None: ...
 
 @typing.final
+class CustomKindFeature(message.Message):
+    """Ours: a feature of a kind of the user's own, a class that reads inputs and makes ids or floats."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class VocabDictEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str | None = ...,
+            value: builtins.int | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    AUTODIS_FIELD_NUMBER: builtins.int
+    MLP_FIELD_NUMBER: builtins.int
+    FEATURE_NAME_FIELD_NUMBER: builtins.int
+    CLASS_PATH_FIELD_NUMBER: builtins.int
+    PARAMS_FIELD_NUMBER: builtins.int
+    EXPRESSION_FIELD_NUMBER: builtins.int
+    EMBEDDING_NAME_FIELD_NUMBER: builtins.int
+    EMBEDDING_DIM_FIELD_NUMBER: builtins.int
+    BOUNDARIES_FIELD_NUMBER: builtins.int
+    HASH_BUCKET_SIZE_FIELD_NUMBER: builtins.int
+    NUM_BUCKETS_FIELD_NUMBER: builtins.int
+    VOCAB_LIST_FIELD_NUMBER: builtins.int
+    VOCAB_DICT_FIELD_NUMBER: builtins.int
+    POOLING_FIELD_NUMBER: builtins.int
+    DEFAULT_VALUE_FIELD_NUMBER: builtins.int
+    SEPARATOR_FIELD_NUMBER: builtins.int
+    NORMALIZER_FIELD_NUMBER: builtins.int
+    INIT_FN_FIELD_NUMBER: builtins.int
+    VALUE_DIM_FIELD_NUMBER: builtins.int
+    USE_MASK_FIELD_NUMBER: builtins.int
+    ZCH_FIELD_NUMBER: builtins.int
+    VOCAB_FILE_FIELD_NUMBER: builtins.int
+    ASSET_DIR_FIELD_NUMBER: builtins.int
+    DYNAMICEMB_FIELD_NUMBER: builtins.int
+    FG_ENCODED_DEFAULT_VALUE_FIELD_NUMBER: builtins.int
+    DEFAULT_BUCKETIZE_VALUE_FIELD_NUMBER: builtins.int
+    TRAINABLE_FIELD_NUMBER: builtins.int
+    STUB_TYPE_FIELD_NUMBER: builtins.int
+    DATA_TYPE_FIELD_NUMBER: builtins.int
+    EMBEDDING_CONSTRAINTS_FIELD_NUMBER: builtins.int
+    SEQUENCE_LENGTH_FIELD_NUMBER: builtins.int
+    SEQUENCE_DELIM_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELDS_FIELD_NUMBER: builtins.int
+    STORAGE_FIELD_NUMBER: builtins.int
+    HASH_FIELD_NUMBER: builtins.int
+    feature_name: builtins.str
+    class_path: builtins.str
+    """Such as mypackage.features.MyFeature."""
+    embedding_name: builtins.str
+    """Features with the same name share a table."""
+    embedding_dim: builtins.int
+    hash_bucket_size: builtins.int
+    """Ids are hashes of the value modulo this."""
+    num_buckets: builtins.int
+    """Ids are the integers 0 … num_buckets − 1 themselves."""
+    pooling: builtins.str
+    """How several embeddings of a row become one: sum or mean."""
+    default_value: builtins.str
+    """Stands in for a missing value before ids are made."""
+    separator: builtins.str
+    """Cuts text into several values."""
+    normalizer: builtins.str
+    """Applied to numbers: `method=log10`, `method=zscore,mean=0,standard_deviation=1`,
+    `method=minmax,min=0,max=1` or `method=expression,expr=…`.
+    """
+    init_fn: builtins.str
+    """Torch initialiser of the table, such as nn.init.uniform_,a=-0.01,b=0.01."""
+    value_dim: builtins.int
+    """Values in a row; 0 for any number."""
+    use_mask: builtins.bool
+    """Values may be hidden while training, by data_config.sample_mask_prob."""
+    vocab_file: builtins.str
+    """A file of words, one a line, or of `word id` lines."""
+    asset_dir: builtins.str
+    """The folder that vocab_file is in."""
+    fg_encoded_default_value: builtins.str
+    """Stands in for a missing value of an encoded column."""
+    default_bucketize_value: builtins.int
+    """The id of words that are not in the vocabulary."""
+    trainable: builtins.bool
+    """A frozen table is looked up but not updated."""
+    stub_type: builtins.bool
+    """Computed for other features only."""
+    data_type: builtins.str
+    """How the table is stored: FP32, FP16 or BF16."""
+    sequence_length: builtins.int
+    """The longest length; what lies beyond is cut off."""
+    sequence_delim: builtins.str
+    """Cuts text into positions."""
+    storage: TableStorage.ValueType
+    """Ours: how the local engine keeps the rows."""
+    hash: TextHash.ValueType
+    """Ours: the hash of hash_bucket_size; data_config.hash if unset."""
+    @builtins.property
+    def autodis(self) -> AutoDisEmbedding: ...
+    @builtins.property
+    def mlp(self) -> MLPEmbedding: ...
+    @builtins.property
+    def params(self) -> struct_pb2.Struct:
+        """Keyword arguments."""
+
+    @builtins.property
+    def expression(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inputs, such as user:age."""
+
+    @builtins.property
+    def boundaries(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Cuts numbers into buckets, whose numbers are ids."""
+
+    @builtins.property
+    def vocab_list(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Words in the order of their ids, which begin at 2: 0 is the default value, 1 any other word.
+        With default_bucketize_value they begin at 0.
+        """
+
+    @builtins.property
+    def vocab_dict(self) -> containers.ScalarMap[builtins.str, builtins.int]: ...
+    @builtins.property
+    def zch(self) -> ZeroCollisionHash: ...
+    @builtins.property
+    def dynamicemb(self) -> DynamicEmbedding: ...
+    @builtins.property
+    def embedding_constraints(self) -> ParameterConstraints: ...
+    @builtins.property
+    def sequence_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Inputs that are sequences, where others are not."""
+
+    def __init__(
+        self,
+        *,
+        autodis: AutoDisEmbedding | None = ...,
+        mlp: MLPEmbedding | None = ...,
+        feature_name: builtins.str | None = ...,
+        class_path: builtins.str | None = ...,
+        params: struct_pb2.Struct | None = ...,
+        expression: abc.Iterable[builtins.str] | None = ...,
+        embedding_name: builtins.str | None = ...,
+        embedding_dim: builtins.int | None = ...,
+        boundaries: abc.Iterable[builtins.float] | None = ...,
+        hash_bucket_size: builtins.int | None = ...,
+        num_buckets: builtins.int | None = ...,
+        vocab_list: abc.Iterable[builtins.str] | None = ...,
+        vocab_dict: abc.Mapping[builtins.str, builtins.int] | None = ...,
+        pooling: builtins.str | None = ...,
+        default_value: builtins.str | None = ...,
+        separator: builtins.str | None = ...,
+        normalizer: builtins.str | None = ...,
+        init_fn: builtins.str | None = ...,
+        value_dim: builtins.int | None = ...,
+        use_mask: builtins.bool | None = ...,
+        zch: ZeroCollisionHash | None = ...,
+        vocab_file: builtins.str | None = ...,
+        asset_dir: builtins.str | None = ...,
+        dynamicemb: DynamicEmbedding | None = ...,
+        fg_encoded_default_value: builtins.str | None = ...,
+        default_bucketize_value: builtins.int | None = ...,
+        trainable: builtins.bool | None = ...,
+        stub_type: builtins.bool | None = ...,
+        data_type: builtins.str | None = ...,
+        embedding_constraints: ParameterConstraints | None = ...,
+        sequence_length: builtins.int | None = ...,
+        sequence_delim: builtins.str | None = ...,
+        sequence_fields: abc.Iterable[builtins.str] | None = ...,
+        storage: TableStorage.ValueType | None = ...,
+        hash: TextHash.ValueType | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "autodis", b"autodis", "class_path", b"class_path", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dense_emb", b"dense_emb", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "hash", b"hash", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "mlp", b"mlp", "normalizer", b"normalizer", "num_buckets", b"num_buckets", "params", b"params", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_file", b"vocab_file", "zch", b"zch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["asset_dir", b"asset_dir", "autodis", b"autodis", "boundaries", b"boundaries", "class_path", b"class_path", "data_type", b"data_type", "default_bucketize_value", b"default_bucketize_value", "default_value", b"default_value", "dense_emb", b"dense_emb", "dynamicemb", b"dynamicemb", "embedding_constraints", b"embedding_constraints", "embedding_dim", b"embedding_dim", "embedding_name", b"embedding_name", "expression", b"expression", "feature_name", b"feature_name", "fg_encoded_default_value", b"fg_encoded_default_value", "hash", b"hash", "hash_bucket_size", b"hash_bucket_size", "init_fn", b"init_fn", "mlp", b"mlp", "normalizer", b"normalizer", "num_buckets", b"num_buckets", "params", b"params", "pooling", b"pooling", "separator", b"separator", "sequence_delim", b"sequence_delim", "sequence_fields", b"sequence_fields", "sequence_length", b"sequence_length", "storage", b"storage", "stub_type", b"stub_type", "trainable", b"trainable", "use_mask", b"use_mask", "value_dim", b"value_dim", "vocab_dict", b"vocab_dict", "vocab_file", b"vocab_file", "vocab_list", b"vocab_list", "zch", b"zch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_dense_emb: _TypeAlias = typing.Literal["autodis", "mlp"]  # noqa: Y015
+    _WhichOneofArgType_dense_emb: _TypeAlias = typing.Literal["dense_emb", b"dense_emb"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_dense_emb) -> _WhichOneofReturnType_dense_emb | None: ...
+
+@typing.final
 class BoolMaskFeature(message.Message):
     """The values at which a second input is true."""
 
@@ -2246,6 +2436,8 @@ class FeatureConfig(message.Message):
     SEQUENCE_KV_DOT_PRODUCT_FIELD_NUMBER: builtins.int
     SEQUENCE_BOOL_MASK_FEATURE_FIELD_NUMBER: builtins.int
     SEQUENCE_COMBINE_FEATURE_FIELD_NUMBER: builtins.int
+    CUSTOM_KIND_FEATURE_FIELD_NUMBER: builtins.int
+    SEQUENCE_CUSTOM_KIND_FEATURE_FIELD_NUMBER: builtins.int
     @builtins.property
     def id_feature(self) -> IdFeature: ...
     @builtins.property
@@ -2296,6 +2488,12 @@ class FeatureConfig(message.Message):
     def sequence_bool_mask_feature(self) -> BoolMaskFeature: ...
     @builtins.property
     def sequence_combine_feature(self) -> CombineFeature: ...
+    @builtins.property
+    def custom_kind_feature(self) -> CustomKindFeature:
+        """Ours, from here on."""
+
+    @builtins.property
+    def sequence_custom_kind_feature(self) -> CustomKindFeature: ...
     def __init__(
         self,
         *,
@@ -2324,12 +2522,14 @@ class FeatureConfig(message.Message):
         sequence_kv_dot_product: KvDotProduct | None = ...,
         sequence_bool_mask_feature: BoolMaskFeature | None = ...,
         sequence_combine_feature: CombineFeature | None = ...,
+        custom_kind_feature: CustomKindFeature | None = ...,
+        sequence_custom_kind_feature: CustomKindFeature | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["bool_mask_feature", b"bool_mask_feature", "combine_feature", b"combine_feature", "combo_feature", b"combo_feature", "custom_feature", b"custom_feature", "expr_feature", b"expr_feature", "feature", b"feature", "id_feature", b"id_feature", "kv_dot_product", b"kv_dot_product", "lookup_feature", b"lookup_feature", "match_feature", b"match_feature", "overlap_feature", b"overlap_feature", "raw_feature", b"raw_feature", "sequence_bool_mask_feature", b"sequence_bool_mask_feature", "sequence_combine_feature", b"sequence_combine_feature", "sequence_combo_feature", b"sequence_combo_feature", "sequence_custom_feature", b"sequence_custom_feature", "sequence_expr_feature", b"sequence_expr_feature", "sequence_feature", b"sequence_feature", "sequence_id_feature", b"sequence_id_feature", "sequence_kv_dot_product", b"sequence_kv_dot_product", "sequence_lookup_feature", b"sequence_lookup_feature", "sequence_match_feature", b"sequence_match_feature", "sequence_overlap_feature", b"sequence_overlap_feature", "sequence_raw_feature", b"sequence_raw_feature", "sequence_tokenize_feature", b"sequence_tokenize_feature", "tokenize_feature", b"tokenize_feature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["bool_mask_feature", b"bool_mask_feature", "combine_feature", b"combine_feature", "combo_feature", b"combo_feature", "custom_feature", b"custom_feature", "custom_kind_feature", b"custom_kind_feature", "expr_feature", b"expr_feature", "feature", b"feature", "id_feature", b"id_feature", "kv_dot_product", b"kv_dot_product", "lookup_feature", b"lookup_feature", "match_feature", b"match_feature", "overlap_feature", b"overlap_feature", "raw_feature", b"raw_feature", "sequence_bool_mask_feature", b"sequence_bool_mask_feature", "sequence_combine_feature", b"sequence_combine_feature", "sequence_combo_feature", b"sequence_combo_feature", "sequence_custom_feature", b"sequence_custom_feature", "sequence_custom_kind_feature", b"sequence_custom_kind_feature", "sequence_expr_feature", b"sequence_expr_feature", "sequence_feature", b"sequence_feature", "sequence_id_feature", b"sequence_id_feature", "sequence_kv_dot_product", b"sequence_kv_dot_product", "sequence_lookup_feature", b"sequence_lookup_feature", "sequence_match_feature", b"sequence_match_feature", "sequence_overlap_feature", b"sequence_overlap_feature", "sequence_raw_feature", b"sequence_raw_feature", "sequence_tokenize_feature", b"sequence_tokenize_feature", "tokenize_feature", b"tokenize_feature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["bool_mask_feature", b"bool_mask_feature", "combine_feature", b"combine_feature", "combo_feature", b"combo_feature", "custom_feature", b"custom_feature", "expr_feature", b"expr_feature", "feature", b"feature", "id_feature", b"id_feature", "kv_dot_product", b"kv_dot_product", "lookup_feature", b"lookup_feature", "match_feature", b"match_feature", "overlap_feature", b"overlap_feature", "raw_feature", b"raw_feature", "sequence_bool_mask_feature", b"sequence_bool_mask_feature", "sequence_combine_feature", b"sequence_combine_feature", "sequence_combo_feature", b"sequence_combo_feature", "sequence_custom_feature", b"sequence_custom_feature", "sequence_expr_feature", b"sequence_expr_feature", "sequence_feature", b"sequence_feature", "sequence_id_feature", b"sequence_id_feature", "sequence_kv_dot_product", b"sequence_kv_dot_product", "sequence_lookup_feature", b"sequence_lookup_feature", "sequence_match_feature", b"sequence_match_feature", "sequence_overlap_feature", b"sequence_overlap_feature", "sequence_raw_feature", b"sequence_raw_feature", "sequence_tokenize_feature", b"sequence_tokenize_feature", "tokenize_feature", b"tokenize_feature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["bool_mask_feature", b"bool_mask_feature", "combine_feature", b"combine_feature", "combo_feature", b"combo_feature", "custom_feature", b"custom_feature", "custom_kind_feature", b"custom_kind_feature", "expr_feature", b"expr_feature", "feature", b"feature", "id_feature", b"id_feature", "kv_dot_product", b"kv_dot_product", "lookup_feature", b"lookup_feature", "match_feature", b"match_feature", "overlap_feature", b"overlap_feature", "raw_feature", b"raw_feature", "sequence_bool_mask_feature", b"sequence_bool_mask_feature", "sequence_combine_feature", b"sequence_combine_feature", "sequence_combo_feature", b"sequence_combo_feature", "sequence_custom_feature", b"sequence_custom_feature", "sequence_custom_kind_feature", b"sequence_custom_kind_feature", "sequence_expr_feature", b"sequence_expr_feature", "sequence_feature", b"sequence_feature", "sequence_id_feature", b"sequence_id_feature", "sequence_kv_dot_product", b"sequence_kv_dot_product", "sequence_lookup_feature", b"sequence_lookup_feature", "sequence_match_feature", b"sequence_match_feature", "sequence_overlap_feature", b"sequence_overlap_feature", "sequence_raw_feature", b"sequence_raw_feature", "sequence_tokenize_feature", b"sequence_tokenize_feature", "tokenize_feature", b"tokenize_feature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_feature: _TypeAlias = typing.Literal["id_feature", "raw_feature", "combo_feature", "lookup_feature", "match_feature", "sequence_feature", "expr_feature", "overlap_feature", "tokenize_feature", "custom_feature", "kv_dot_product", "bool_mask_feature", "combine_feature", "sequence_id_feature", "sequence_raw_feature", "sequence_combo_feature", "sequence_lookup_feature", "sequence_match_feature", "sequence_expr_feature", "sequence_overlap_feature", "sequence_tokenize_feature", "sequence_custom_feature", "sequence_kv_dot_product", "sequence_bool_mask_feature", "sequence_combine_feature"]  # noqa: Y015
+    _WhichOneofReturnType_feature: _TypeAlias = typing.Literal["id_feature", "raw_feature", "combo_feature", "lookup_feature", "match_feature", "sequence_feature", "expr_feature", "overlap_feature", "tokenize_feature", "custom_feature", "kv_dot_product", "bool_mask_feature", "combine_feature", "sequence_id_feature", "sequence_raw_feature", "sequence_combo_feature", "sequence_lookup_feature", "sequence_match_feature", "sequence_expr_feature", "sequence_overlap_feature", "sequence_tokenize_feature", "sequence_custom_feature", "sequence_kv_dot_product", "sequence_bool_mask_feature", "sequence_combine_feature", "custom_kind_feature", "sequence_custom_kind_feature"]  # noqa: Y015
     _WhichOneofArgType_feature: _TypeAlias = typing.Literal["feature", b"feature"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_feature) -> _WhichOneofReturnType_feature | None: ...
 
@@ -2351,6 +2551,7 @@ class SeqFeatureConfig(message.Message):
     KV_DOT_PRODUCT_FIELD_NUMBER: builtins.int
     BOOL_MASK_FEATURE_FIELD_NUMBER: builtins.int
     COMBINE_FEATURE_FIELD_NUMBER: builtins.int
+    CUSTOM_KIND_FEATURE_FIELD_NUMBER: builtins.int
     @builtins.property
     def id_feature(self) -> IdFeature: ...
     @builtins.property
@@ -2375,6 +2576,10 @@ class SeqFeatureConfig(message.Message):
     def bool_mask_feature(self) -> BoolMaskFeature: ...
     @builtins.property
     def combine_feature(self) -> CombineFeature: ...
+    @builtins.property
+    def custom_kind_feature(self) -> CustomKindFeature:
+        """Ours."""
+
     def __init__(
         self,
         *,
@@ -2390,11 +2595,12 @@ class SeqFeatureConfig(message.Message):
         kv_dot_product: KvDotProduct | None = ...,
         bool_mask_feature: BoolMaskFeature | None = ...,
         combine_feature: CombineFeature | None = ...,
+        custom_kind_feature: CustomKindFeature | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["bool_mask_feature", b"bool_mask_feature", "combine_feature", b"combine_feature", "combo_feature", b"combo_feature", "custom_feature", b"custom_feature", "expr_feature", b"expr_feature", "feature", b"feature", "id_feature", b"id_feature", "kv_dot_product", b"kv_dot_product", "lookup_feature", b"lookup_feature", "match_feature", b"match_feature", "overlap_feature", b"overlap_feature", "raw_feature", b"raw_feature", "tokenize_feature", b"tokenize_feature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["bool_mask_feature", b"bool_mask_feature", "combine_feature", b"combine_feature", "combo_feature", b"combo_feature", "custom_feature", b"custom_feature", "custom_kind_feature", b"custom_kind_feature", "expr_feature", b"expr_feature", "feature", b"feature", "id_feature", b"id_feature", "kv_dot_product", b"kv_dot_product", "lookup_feature", b"lookup_feature", "match_feature", b"match_feature", "overlap_feature", b"overlap_feature", "raw_feature", b"raw_feature", "tokenize_feature", b"tokenize_feature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["bool_mask_feature", b"bool_mask_feature", "combine_feature", b"combine_feature", "combo_feature", b"combo_feature", "custom_feature", b"custom_feature", "expr_feature", b"expr_feature", "feature", b"feature", "id_feature", b"id_feature", "kv_dot_product", b"kv_dot_product", "lookup_feature", b"lookup_feature", "match_feature", b"match_feature", "overlap_feature", b"overlap_feature", "raw_feature", b"raw_feature", "tokenize_feature", b"tokenize_feature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["bool_mask_feature", b"bool_mask_feature", "combine_feature", b"combine_feature", "combo_feature", b"combo_feature", "custom_feature", b"custom_feature", "custom_kind_feature", b"custom_kind_feature", "expr_feature", b"expr_feature", "feature", b"feature", "id_feature", b"id_feature", "kv_dot_product", b"kv_dot_product", "lookup_feature", b"lookup_feature", "match_feature", b"match_feature", "overlap_feature", b"overlap_feature", "raw_feature", b"raw_feature", "tokenize_feature", b"tokenize_feature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_feature: _TypeAlias = typing.Literal["id_feature", "raw_feature", "combo_feature", "lookup_feature", "match_feature", "expr_feature", "overlap_feature", "tokenize_feature", "custom_feature", "kv_dot_product", "bool_mask_feature", "combine_feature"]  # noqa: Y015
+    _WhichOneofReturnType_feature: _TypeAlias = typing.Literal["id_feature", "raw_feature", "combo_feature", "lookup_feature", "match_feature", "expr_feature", "overlap_feature", "tokenize_feature", "custom_feature", "kv_dot_product", "bool_mask_feature", "combine_feature", "custom_kind_feature"]  # noqa: Y015
     _WhichOneofArgType_feature: _TypeAlias = typing.Literal["feature", b"feature"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_feature) -> _WhichOneofReturnType_feature | None: ...

@@ -22,32 +22,35 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from recgrad.config.proto import module_pb2 as recgrad_dot_config_dot_proto_dot_module__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&recgrad/config/proto/seq_encoder.proto\x12\x07recgrad\x1a!recgrad/config/proto/module.proto\"d\n\nDINEncoder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x1e\n\x08\x61ttn_mlp\x18\x03 \x02(\x0b\x32\x0c.recgrad.MLP\x12\x19\n\x0emax_seq_length\x18\x04 \x01(\x05:\x01\x30\"I\n\x0fSimpleAttention\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x19\n\x0emax_seq_length\x18\x03 \x01(\x05:\x01\x30\"d\n\x0ePoolingEncoder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x1a\n\x0cpooling_type\x18\x03 \x01(\t:\x04mean\x12\x19\n\x0emax_seq_length\x18\x04 \x01(\x05:\x01\x30\"\x99\x01\n\x14SelfAttentionEncoder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x1f\n\x12multihead_attn_dim\x18\x03 \x01(\x05:\x03\x35\x31\x32\x12\x14\n\tnum_heads\x18\x04 \x01(\x05:\x01\x38\x12\x12\n\x07\x64ropout\x18\x05 \x01(\x02:\x01\x30\x12\x19\n\x0emax_seq_length\x18\x06 \x01(\x05:\x01\x30\"i\n\x15MultiWindowDINEncoder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x1e\n\x08\x61ttn_mlp\x18\x03 \x02(\x0b\x32\x0c.recgrad.MLP\x12\x13\n\x0bwindows_len\x18\x04 \x03(\r\"\xa5\x01\n\nETAEncoder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x11\n\x05top_k\x18\x03 \x01(\r:\x02\x34\x38\x12\x16\n\nnum_hashes\x18\x04 \x01(\r:\x02\x33\x32\x12\x1e\n\x12multihead_attn_dim\x18\x05 \x01(\r:\x02\x36\x34\x12\x14\n\tnum_heads\x18\x06 \x01(\r:\x01\x32\x12\x19\n\x0emax_seq_length\x18\x07 \x01(\x05:\x01\x30\"t\n\x0bSDIMEncoder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x16\n\nnum_hashes\x18\x03 \x01(\r:\x02\x34\x38\x12\x15\n\nhash_width\x18\x04 \x01(\r:\x01\x33\x12\x19\n\x0emax_seq_length\x18\x05 \x01(\x05:\x01\x30\"\xbe\x01\n\nSIMEncoder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x15\n\rquery_feature\x18\x03 \x02(\t\x12\x18\n\x10sequence_feature\x18\x04 \x02(\t\x12\x11\n\x05top_k\x18\x05 \x01(\r:\x02\x35\x30\x12\x1e\n\x12multihead_attn_dim\x18\x06 \x01(\r:\x02\x36\x34\x12\x14\n\tnum_heads\x18\x07 \x01(\r:\x01\x32\x12\x19\n\x0emax_seq_length\x18\x08 \x01(\x05:\x01\x30\"\xc4\x03\n\x10SeqEncoderConfig\x12*\n\x0b\x64in_encoder\x18\x01 \x01(\x0b\x32\x13.recgrad.DINEncoderH\x00\x12\x34\n\x10simple_attention\x18\x02 \x01(\x0b\x32\x18.recgrad.SimpleAttentionH\x00\x12\x32\n\x0fpooling_encoder\x18\x03 \x01(\x0b\x32\x17.recgrad.PoolingEncoderH\x00\x12\x42\n\x18multi_window_din_encoder\x18\x04 \x01(\x0b\x32\x1e.recgrad.MultiWindowDINEncoderH\x00\x12?\n\x16self_attention_encoder\x18\x05 \x01(\x0b\x32\x1d.recgrad.SelfAttentionEncoderH\x00\x12+\n\x0b\x65ta_encoder\x18\xb0\t \x01(\x0b\x32\x13.recgrad.ETAEncoderH\x00\x12-\n\x0csdim_encoder\x18\xb1\t \x01(\x0b\x32\x14.recgrad.SDIMEncoderH\x00\x12+\n\x0bsim_encoder\x18\xb2\t \x01(\x0b\x32\x13.recgrad.SIMEncoderH\x00\x42\x0c\n\nseq_module')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&recgrad/config/proto/seq_encoder.proto\x12\x07recgrad\x1a\x1cgoogle/protobuf/struct.proto\x1a!recgrad/config/proto/module.proto\"d\n\nDINEncoder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x1e\n\x08\x61ttn_mlp\x18\x03 \x02(\x0b\x32\x0c.recgrad.MLP\x12\x19\n\x0emax_seq_length\x18\x04 \x01(\x05:\x01\x30\"I\n\x0fSimpleAttention\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x19\n\x0emax_seq_length\x18\x03 \x01(\x05:\x01\x30\"d\n\x0ePoolingEncoder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x1a\n\x0cpooling_type\x18\x03 \x01(\t:\x04mean\x12\x19\n\x0emax_seq_length\x18\x04 \x01(\x05:\x01\x30\"\x99\x01\n\x14SelfAttentionEncoder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x1f\n\x12multihead_attn_dim\x18\x03 \x01(\x05:\x03\x35\x31\x32\x12\x14\n\tnum_heads\x18\x04 \x01(\x05:\x01\x38\x12\x12\n\x07\x64ropout\x18\x05 \x01(\x02:\x01\x30\x12\x19\n\x0emax_seq_length\x18\x06 \x01(\x05:\x01\x30\"i\n\x15MultiWindowDINEncoder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x1e\n\x08\x61ttn_mlp\x18\x03 \x02(\x0b\x32\x0c.recgrad.MLP\x12\x13\n\x0bwindows_len\x18\x04 \x03(\r\"\xa5\x01\n\nETAEncoder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x11\n\x05top_k\x18\x03 \x01(\r:\x02\x34\x38\x12\x16\n\nnum_hashes\x18\x04 \x01(\r:\x02\x33\x32\x12\x1e\n\x12multihead_attn_dim\x18\x05 \x01(\r:\x02\x36\x34\x12\x14\n\tnum_heads\x18\x06 \x01(\r:\x01\x32\x12\x19\n\x0emax_seq_length\x18\x07 \x01(\x05:\x01\x30\"t\n\x0bSDIMEncoder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x16\n\nnum_hashes\x18\x03 \x01(\r:\x02\x34\x38\x12\x15\n\nhash_width\x18\x04 \x01(\r:\x01\x33\x12\x19\n\x0emax_seq_length\x18\x05 \x01(\x05:\x01\x30\"\xbe\x01\n\nSIMEncoder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x15\n\rquery_feature\x18\x03 \x02(\t\x12\x18\n\x10sequence_feature\x18\x04 \x02(\t\x12\x11\n\x05top_k\x18\x05 \x01(\r:\x02\x35\x30\x12\x1e\n\x12multihead_attn_dim\x18\x06 \x01(\r:\x02\x36\x34\x12\x14\n\tnum_heads\x18\x07 \x01(\r:\x01\x32\x12\x19\n\x0emax_seq_length\x18\x08 \x01(\x05:\x01\x30\"q\n\x15\x43ustomSequenceEncoder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x02(\t\x12\x12\n\nclass_path\x18\x03 \x02(\t\x12\'\n\x06params\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\"\x88\x04\n\x10SeqEncoderConfig\x12*\n\x0b\x64in_encoder\x18\x01 \x01(\x0b\x32\x13.recgrad.DINEncoderH\x00\x12\x34\n\x10simple_attention\x18\x02 \x01(\x0b\x32\x18.recgrad.SimpleAttentionH\x00\x12\x32\n\x0fpooling_encoder\x18\x03 \x01(\x0b\x32\x17.recgrad.PoolingEncoderH\x00\x12\x42\n\x18multi_window_din_encoder\x18\x04 \x01(\x0b\x32\x1e.recgrad.MultiWindowDINEncoderH\x00\x12?\n\x16self_attention_encoder\x18\x05 \x01(\x0b\x32\x1d.recgrad.SelfAttentionEncoderH\x00\x12+\n\x0b\x65ta_encoder\x18\xb0\t \x01(\x0b\x32\x13.recgrad.ETAEncoderH\x00\x12-\n\x0csdim_encoder\x18\xb1\t \x01(\x0b\x32\x14.recgrad.SDIMEncoderH\x00\x12+\n\x0bsim_encoder\x18\xb2\t \x01(\x0b\x32\x13.recgrad.SIMEncoderH\x00\x12\x42\n\x17\x63ustom_sequence_encoder\x18\xb4\x0b \x01(\x0b\x32\x1e.recgrad.CustomSequenceEncoderH\x00\x42\x0c\n\nseq_module')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'recgrad.config.proto.seq_encoder_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DINENCODER']._serialized_start=86
-  _globals['_DINENCODER']._serialized_end=186
-  _globals['_SIMPLEATTENTION']._serialized_start=188
-  _globals['_SIMPLEATTENTION']._serialized_end=261
-  _globals['_POOLINGENCODER']._serialized_start=263
-  _globals['_POOLINGENCODER']._serialized_end=363
-  _globals['_SELFATTENTIONENCODER']._serialized_start=366
-  _globals['_SELFATTENTIONENCODER']._serialized_end=519
-  _globals['_MULTIWINDOWDINENCODER']._serialized_start=521
-  _globals['_MULTIWINDOWDINENCODER']._serialized_end=626
-  _globals['_ETAENCODER']._serialized_start=629
-  _globals['_ETAENCODER']._serialized_end=794
-  _globals['_SDIMENCODER']._serialized_start=796
-  _globals['_SDIMENCODER']._serialized_end=912
-  _globals['_SIMENCODER']._serialized_start=915
-  _globals['_SIMENCODER']._serialized_end=1105
-  _globals['_SEQENCODERCONFIG']._serialized_start=1108
-  _globals['_SEQENCODERCONFIG']._serialized_end=1560
+  _globals['_DINENCODER']._serialized_start=116
+  _globals['_DINENCODER']._serialized_end=216
+  _globals['_SIMPLEATTENTION']._serialized_start=218
+  _globals['_SIMPLEATTENTION']._serialized_end=291
+  _globals['_POOLINGENCODER']._serialized_start=293
+  _globals['_POOLINGENCODER']._serialized_end=393
+  _globals['_SELFATTENTIONENCODER']._serialized_start=396
+  _globals['_SELFATTENTIONENCODER']._serialized_end=549
+  _globals['_MULTIWINDOWDINENCODER']._serialized_start=551
+  _globals['_MULTIWINDOWDINENCODER']._serialized_end=656
+  _globals['_ETAENCODER']._serialized_start=659
+  _globals['_ETAENCODER']._serialized_end=824
+  _globals['_SDIMENCODER']._serialized_start=826
+  _globals['_SDIMENCODER']._serialized_end=942
+  _globals['_SIMENCODER']._serialized_start=945
+  _globals['_SIMENCODER']._serialized_end=1135
+  _globals['_CUSTOMSEQUENCEENCODER']._serialized_start=1137
+  _globals['_CUSTOMSEQUENCEENCODER']._serialized_end=1250
+  _globals['_SEQENCODERCONFIG']._serialized_start=1253
+  _globals['_SEQENCODERCONFIG']._serialized_end=1773
 # @@protoc_insertion_point(module_scope)

@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as abc
 from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
+from google.protobuf import struct_pb2 as struct_pb2
 from google.protobuf.internal import containers as containers
 from recgrad.config.proto import module_pb2 as module_pb2
 import builtins as builtins
@@ -295,6 +296,39 @@ class SIMEncoder(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class CustomSequenceEncoder(message.Message):
+    """Ours: an encoder of the user's own."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    INPUT_FIELD_NUMBER: builtins.int
+    CLASS_PATH_FIELD_NUMBER: builtins.int
+    PARAMS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    input: builtins.str
+    """A sequence group of the same feature group."""
+    class_path: builtins.str
+    """Such as mypackage.encoders.MyEncoder."""
+    @builtins.property
+    def params(self) -> struct_pb2.Struct:
+        """Keyword arguments."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str | None = ...,
+        input: builtins.str | None = ...,
+        class_path: builtins.str | None = ...,
+        params: struct_pb2.Struct | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["class_path", b"class_path", "input", b"input", "name", b"name", "params", b"params"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["class_path", b"class_path", "input", b"input", "name", b"name", "params", b"params"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class SeqEncoderConfig(message.Message):
     """What turns a sequence group into one vector a row."""
 
@@ -308,6 +342,7 @@ class SeqEncoderConfig(message.Message):
     ETA_ENCODER_FIELD_NUMBER: builtins.int
     SDIM_ENCODER_FIELD_NUMBER: builtins.int
     SIM_ENCODER_FIELD_NUMBER: builtins.int
+    CUSTOM_SEQUENCE_ENCODER_FIELD_NUMBER: builtins.int
     @builtins.property
     def din_encoder(self) -> DINEncoder: ...
     @builtins.property
@@ -326,6 +361,8 @@ class SeqEncoderConfig(message.Message):
     def sdim_encoder(self) -> SDIMEncoder: ...
     @builtins.property
     def sim_encoder(self) -> SIMEncoder: ...
+    @builtins.property
+    def custom_sequence_encoder(self) -> CustomSequenceEncoder: ...
     def __init__(
         self,
         *,
@@ -337,11 +374,12 @@ class SeqEncoderConfig(message.Message):
         eta_encoder: ETAEncoder | None = ...,
         sdim_encoder: SDIMEncoder | None = ...,
         sim_encoder: SIMEncoder | None = ...,
+        custom_sequence_encoder: CustomSequenceEncoder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["din_encoder", b"din_encoder", "eta_encoder", b"eta_encoder", "multi_window_din_encoder", b"multi_window_din_encoder", "pooling_encoder", b"pooling_encoder", "sdim_encoder", b"sdim_encoder", "self_attention_encoder", b"self_attention_encoder", "seq_module", b"seq_module", "sim_encoder", b"sim_encoder", "simple_attention", b"simple_attention"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["custom_sequence_encoder", b"custom_sequence_encoder", "din_encoder", b"din_encoder", "eta_encoder", b"eta_encoder", "multi_window_din_encoder", b"multi_window_din_encoder", "pooling_encoder", b"pooling_encoder", "sdim_encoder", b"sdim_encoder", "self_attention_encoder", b"self_attention_encoder", "seq_module", b"seq_module", "sim_encoder", b"sim_encoder", "simple_attention", b"simple_attention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["din_encoder", b"din_encoder", "eta_encoder", b"eta_encoder", "multi_window_din_encoder", b"multi_window_din_encoder", "pooling_encoder", b"pooling_encoder", "sdim_encoder", b"sdim_encoder", "self_attention_encoder", b"self_attention_encoder", "seq_module", b"seq_module", "sim_encoder", b"sim_encoder", "simple_attention", b"simple_attention"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["custom_sequence_encoder", b"custom_sequence_encoder", "din_encoder", b"din_encoder", "eta_encoder", b"eta_encoder", "multi_window_din_encoder", b"multi_window_din_encoder", "pooling_encoder", b"pooling_encoder", "sdim_encoder", b"sdim_encoder", "self_attention_encoder", b"self_attention_encoder", "seq_module", b"seq_module", "sim_encoder", b"sim_encoder", "simple_attention", b"simple_attention"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_seq_module: _TypeAlias = typing.Literal["din_encoder", "simple_attention", "pooling_encoder", "multi_window_din_encoder", "self_attention_encoder", "eta_encoder", "sdim_encoder", "sim_encoder"]  # noqa: Y015
+    _WhichOneofReturnType_seq_module: _TypeAlias = typing.Literal["din_encoder", "simple_attention", "pooling_encoder", "multi_window_din_encoder", "self_attention_encoder", "eta_encoder", "sdim_encoder", "sim_encoder", "custom_sequence_encoder"]  # noqa: Y015
     _WhichOneofArgType_seq_module: _TypeAlias = typing.Literal["seq_module", b"seq_module"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_seq_module) -> _WhichOneofReturnType_seq_module | None: ...

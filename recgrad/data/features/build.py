@@ -11,7 +11,7 @@ from recgrad.config.names import joiner_of
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data.features.base import MODES, Feature
 from recgrad.data.features.config import SequenceSetting, Setting
-from recgrad.data.features.registry import FEATURES
+from recgrad.data.features.registry import build_kind
 from recgrad.data.hashes import DEFAULT_HASH
 from recgrad.errors import ConfigError, Problem
 from recgrad.registry import UnknownNameError
@@ -64,7 +64,7 @@ def build_features(
             continue
         where = f"feature_configs[{i}].{kind[0]} '{_name(kind[1])}'"
         try:
-            features.extend(FEATURES[kind[0]].build(kind[1], _setting(*kind, common)))
+            features.extend(build_kind(*kind, _setting(*kind, common)))
         except (ValueError, UnknownNameError) as error:
             problems.append(Problem(where, str(error)))
     problems.extend(_link(features))

@@ -8,7 +8,7 @@ from typing import Any
 from recgrad.config.messages import chosen
 from recgrad.data.features.base import Feature
 from recgrad.data.features.config import SequenceSetting, Setting
-from recgrad.data.features.registry import FEATURES
+from recgrad.data.features.registry import FEATURES, build_kind
 
 
 @FEATURES.register("sequence_feature")
@@ -31,5 +31,5 @@ class SequenceFeature(Feature):
             kind = chosen(member, "feature")
             if kind is None:
                 raise ValueError("an entry of features is empty; name a feature kind in it")
-            members.extend(FEATURES[kind[0]].build(kind[1], inner))
+            members.extend(build_kind(*kind, inner))
         return members

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from typing import Any
 
+from recgrad.config.messages import struct_to_dict
 from recgrad.config.proto.data_pb2 import DataConfig, DatasetType
 from recgrad.data.readers.fields import field_types
 from recgrad.data.readers.filtered import FilteredReader
 from recgrad.data.readers.reader import READERS, Reader
 from recgrad.data.readers.where_text import split_where
 from recgrad.errors import ConfigError, DataError, Problem
+from recgrad.limits import check_limits
 from recgrad.registry import UnknownNameError
+
+CUSTOM = "CustomDataset"
+"""The dataset_type of a reader of the user's own."""
 
 
 def open_reader(input_path: str, data: DataConfig) -> Reader:
@@ -18,16 +25,14 @@ def open_reader(input_path: str, data: DataConfig) -> Reader:
 
     Of `log.parquet where day < 20220506`, the rows of which that holds.
     """
-    kind = DatasetType.Name(data.dataset_type)
-    try:
-        reader_type = READERS[kind]
-    except UnknownNameError as error:
-        known = ", ".join(READERS)
-        raise ConfigError(
-            [Problem("data_config.dataset_type", f"{kind} cannot be read; use {known}")]
-        ) from error
+    reader_type, params = reader_class(data)
     files, condition = split_where(input_path)
-    reader = reader_type(files, data)
+    try:
+        reader = reader_type(files, data, **params)
+    except (TypeError, ValueError) as error:
+        if not data.HasField("custom_reader"):
+            raise
+        raise ConfigError([Problem("data_config.custom_reader", str(error))]) from error
     if condition is not None and reader.num_rows:
         reader = FilteredReader(reader, condition)
         if reader.num_rows == 0:
@@ -35,6 +40,34 @@ def open_reader(input_path: str, data: DataConfig) -> Reader:
     if reader.num_rows == 0:
         raise DataError(f"data: '{input_path}' has no rows ({len(reader.files)} files); check the path")
     return reader
+
+
+def reader_class(data: DataConfig) -> tuple[type[Reader], dict[str, Any]]:
+    """The class that reads the rows of a config, and its keyword arguments; nothing is opened."""
+    kind = DatasetType.Name(data.dataset_type)
+    if kind != CUSTOM:
+        if data.HasField("custom_reader"):
+            what = f"has no effect with dataset_type: {kind}; use dataset_type: {CUSTOM}, or remove it"
+            raise ConfigError([Problem("data_config.custom_reader", what)])
+        try:
+            return READERS[kind], {}
+        except UnknownNameError as error:
+            known = ", ".join(READERS)
+            raise ConfigError(
+                [Problem("data_config.dataset_type", f"{kind} cannot be read; use {known}")]
+            ) from error
+    if not data.HasField("custom_reader"):
+        what = 'CustomDataset needs data_config.custom_reader { class_path: "package.Class" }'
+        raise ConfigError([Problem("data_config.dataset_type", what)])
+    custom = data.custom_reader
+    params = struct_to_dict(custom.params)
+    try:
+        cls = READERS.resolve_subclass(custom.class_path, Reader, "__init__ and read")
+        check_limits(cls, params)
+        inspect.signature(cls).bind("", data, **params)
+    except (TypeError, ValueError) as error:
+        raise ConfigError([Problem("data_config.custom_reader", str(error))]) from error
+    return cls, params
 
 
 def check_declared(reader: Reader, data: DataConfig, columns: Sequence[str]) -> None:

@@ -127,6 +127,8 @@ class Block:
 class Reader(ABC):
     """A dataset as files, fragments and rows. Subclasses are registered by `dataset_type`.
 
+    One of the user's own, named by custom_reader, takes its params as keyword arguments.
+
     Attributes:
         files: name of each file, as error messages show it, in the fixed order.
         identities: what each file is.

@@ -75,6 +75,8 @@ class SequenceEncoder(nn.Module):
 
 
 ENCODERS: Registry[type[SequenceEncoder]] = Registry("sequence encoder", "recgrad.nn.encoders")
+CUSTOM = "custom_sequence_encoder"
+"""The config name of an encoder of the user's own: its params are `class_path` and `params`."""
 
 
 def build_encoder(
@@ -85,7 +87,11 @@ def build_encoder(
     fields: SequenceFields | None = None,
 ) -> SequenceEncoder:
     """The encoder registered as `name`, with `params` as keyword arguments."""
-    cls = ENCODERS[name]
+    if name == CUSTOM:
+        cls = ENCODERS.resolve_subclass(params["class_path"], SequenceEncoder, "out_features and encode")
+        params = params.get("params") or {}
+    else:
+        cls = ENCODERS[name]
     more: dict[str, Any] = {"fields": fields} if cls.needs_fields else {}
     return cls(query_dim, sequence_dim, **params, **more)
 
