@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
-B = TypeVar("B")
 C = TypeVar("C", bound=Callable[..., Any])
 
 
@@ -91,7 +90,7 @@ class Registry(Generic[T]):
                 f"or a name that a package gives in its entry points '{self.group}'"
             ) from error
 
-    def resolve_subclass(self, class_path: str, base: type[B], methods: str) -> type[B]:
+    def resolve_subclass(self, class_path: str, base: type[Any], methods: str) -> type[Any]:
         """The class that a config's class_path names, which must be a subclass of `base`.
 
         Args:
