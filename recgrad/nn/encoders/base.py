@@ -87,6 +87,7 @@ def build_encoder(
     fields: SequenceFields | None = None,
 ) -> SequenceEncoder:
     """The encoder registered as `name`, with `params` as keyword arguments."""
+    cls: type[SequenceEncoder]
     if name == CUSTOM:
         cls = ENCODERS.resolve_subclass(params["class_path"], SequenceEncoder, "out_features and encode")
         params = params.get("params") or {}
