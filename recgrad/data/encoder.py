@@ -103,6 +103,8 @@ class FeatureEncoder:
             if name in names:
                 column = table.column(name)
                 columns[name] = one_chunk(column) if isinstance(column, pa.ChunkedArray) else column
+        if len(columns) < len(self.columns):  # whoever misses one says which others there are
+            columns |= {name: table.column(i) for i, name in enumerate(names) if name not in columns}
         return self.encode(columns, table.num_rows, faults)
 
     def _pack_dense(self, results: Mapping[str, Any], size: int) -> DenseArray:

@@ -29,6 +29,8 @@ HAS_HIGH, HAS_HARD = 128, 256
 _EXACT = np.array([10.0**power for power in range(23)])
 """Powers of ten that a float holds exactly."""
 _MANTISSA = 1 << 53
+_MOST_DIGITS = 18
+"""Decimal digits that an int64 always holds."""
 _SPLIT = float((1 << 27) + 1)
 _QUOTE, _BACKSLASH, _COLON, _COMMA, _MINUS, _PLUS, _DOT, _ZERO = 34, 92, 58, 44, 45, 43, 46, 48
 _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST = 123, 125, 91, 93
@@ -81,6 +83,23 @@ def _word(text: Any, at: Any, end: Any, word: Any) -> Any:
 
 
 @cached_njit(nogil=True)
+def _digits(text: Any, at: Any, end: Any, mantissa: Any, digits: Any) -> Any:
+    """(place after them, mantissa, count) with the digits from `at` on; zeros in front do not count.
+
+    Digits beyond the 18th are counted alone.
+    """
+    while at < end:
+        digit = np.int64(text[at]) - _ZERO
+        if digit < 0 or digit > 9:
+            break
+        if digits < _MOST_DIGITS:
+            mantissa = mantissa * 10 + digit
+        digits += mantissa > 0
+        at += 1
+    return at, mantissa, digits
+
+
+@cached_njit(nogil=True)
 def _number(text: Any, at: Any, end: Any) -> Any:
     """(place after it, digits as an integer, power of ten, negative, kind) of a number.
 
@@ -91,27 +110,15 @@ def _number(text: Any, at: Any, end: Any) -> Any:
     if negative:
         at += 1
     first = at
-    mantissa = np.int64(0)
-    digits = 0
-    while at < end and _ZERO <= text[at] <= _ZERO + 9:
-        if digits < 18:
-            mantissa = mantissa * 10 + (text[at] - _ZERO)
-        if mantissa > 0:  # zeros in front are no digits that count
-            digits += 1
-        at += 1
+    at, mantissa, digits = _digits(text, at, end, np.int64(0), 0)
     if at == first or (text[first] == _ZERO and at - first > 1):
         return -1, mantissa, 0, negative, 0
     power, kind = 0, 0
     if at < end and text[at] == _DOT:
         at += 1
-        first, kind = at, 1
-        while at < end and _ZERO <= text[at] <= _ZERO + 9:
-            if digits < 18:
-                mantissa = mantissa * 10 + (text[at] - _ZERO)
-                power -= 1
-            if mantissa > 0:
-                digits += 1
-            at += 1
+        first, kind, before = at, 1, digits
+        at, mantissa, digits = _digits(text, at, end, mantissa, digits)
+        power = first - at + (digits - max(before, _MOST_DIGITS) if digits > _MOST_DIGITS else 0)
         if at == first:
             return -1, mantissa, 0, negative, 0
     if at < end and (text[at] == 101 or text[at] == 69):
@@ -127,7 +134,7 @@ def _number(text: Any, at: Any, end: Any) -> Any:
         if at == first:
             return -1, mantissa, 0, negative, 0
         power += -exponent if down else exponent
-    if digits > 18:
+    if digits > _MOST_DIGITS:
         kind = 2
     return at, mantissa, power, negative, kind
 
@@ -250,16 +257,22 @@ def _row(
             at = _space(text, at + 1, end)
         if at >= end or text[at] != _QUOTE:
             return at, ODD, high
-        close, _ = _string(text, at, end)
-        if close < 0:
-            return at, ODD, high
-        if shape[0] >= 0:
-            if number >= shape[0]:
-                return at, OTHER_SHAPE, high
+        column, close = -1, -1
+        if 0 <= number < shape[0]:  # the key that the other rows have here; no name in `shape` has a quote
             column = shape[1 + number]
-            if not _same(text, at + 1, close, names, offsets[column], offsets[column + 1]):
+            close = at + 1 + offsets[column + 1] - offsets[column]
+            if (
+                close >= end
+                or text[close] != _QUOTE
+                or not _same(text, at + 1, close, names, offsets[column], offsets[column + 1])
+            ):
+                close = -1
+        if close < 0:
+            close, _ = _string(text, at, end)
+            if close < 0:
+                return at, ODD, high
+            if shape[0] >= 0:
                 return at, OTHER_SHAPE, high
-        else:
             column = -1
             for one in range(len(kinds)):
                 if _same(text, at + 1, close, names, offsets[one], offsets[one + 1]):

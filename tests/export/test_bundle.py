@@ -163,8 +163,8 @@ def test_rows_of_no_known_kind_are_refused(bundle, rows):
 
 
 def test_a_missing_column_is_named(scorer, make_rows):
-    with pytest.raises(DataError, match="column 'a' is missing"):
-        scorer.score(make_rows(2).drop_columns(["a"]))
+    with pytest.raises(DataError, match=r"column 'a' is missing \(has: .*\bA\b"):
+        scorer.score(make_rows(2).rename_columns({"a": "A"}))
 
 
 def files_of(bundle):
