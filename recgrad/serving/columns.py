@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from recgrad.data.faults import Faults
@@ -22,6 +23,7 @@ from recgrad.errors import DataError, nearest
 from recgrad.serving.requests import Row
 
 Columns = dict[str, pa.Array]
+Mask = npt.NDArray[np.bool_]
 Convert = Callable[[Any], Any]
 
 
@@ -100,6 +102,16 @@ class RowReader:
             if name in names
         }
         return columns, tuple(name for name in names if name not in self.types)
+
+
+def absent_cells(rows: Sequence[Row]) -> dict[str, Mask]:
+    """Which rows do not have a key that others have, by key; a null that is there is no absent one."""
+    found: dict[str, Mask] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        has = np.array([name in row for row in rows])
+        if not has.all():
+            found[name] = ~has
+    return found
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Row], tuple[Any, ...]]:

@@ -24,7 +24,7 @@ from recgrad.data.arrow_columns import take_rows, without_dictionary
 from recgrad.data.faults import Faults
 from recgrad.data.hashing import hash_array
 from recgrad.errors import DataError, nearest, whole_path
-from recgrad.serving.columns import Columns
+from recgrad.serving.columns import Columns, Mask
 from recgrad.serving.settings import StoreSettings
 
 Ints = npt.NDArray[np.int64]
@@ -140,19 +140,41 @@ class FeatureStore:
 
 
 def add_stored(
-    columns: Columns, stores: Sequence[FeatureStore], types: dict[str, pa.DataType], faults: Faults
+    columns: Columns,
+    stores: Sequence[FeatureStore],
+    types: dict[str, pa.DataType],
+    faults: Faults,
+    absent: dict[str, Mask] | None = None,
 ) -> Columns:
-    """The columns with those of the stores whose id they have; what is there already stays."""
+    """The columns with those of the stores whose id they have; what is there already stays.
+
+    Args:
+        columns: of the rows.
+        stores: of stored features.
+        types: the columns that are wanted.
+        faults: takes ids that are in no store.
+        absent: rows that do not have a column which others have; these take what is stored, and the
+            column is removed here.
+    """
     joined = dict(columns)
+    absent = {} if absent is None else absent
     for store in stores:
         ids = columns.get(store.key)
-        wanted = [name for name in store.names if name in types and name not in joined]
+        wanted = [name for name in store.names if name in types and (name not in joined or name in absent)]
         if ids is None or not wanted:
             continue
         rows = store.find(ids, faults)
         for name in wanted:
-            joined[name] = store.take(name, rows, types[name])
+            stored = store.take(name, rows, types[name])
+            rest = absent.pop(name, None)
+            joined[name] = stored if rest is None else fill(joined[name], stored, rest)
     return joined
+
+
+def fill(own: pa.Array, others: pa.Array, absent: Mask) -> pa.Array:
+    """The values of `own`, of `others` where absent; by take, since if_else has no maps."""
+    index = np.arange(len(own))
+    return pa.concat_arrays([own, others]).take(pa.array(np.where(absent, index + len(own), index)))
 
 
 def signature(path: Path) -> str:

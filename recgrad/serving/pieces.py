@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from recgrad.data.faults import Fault, Faults
 from recgrad.errors import DataError
-from recgrad.serving.columns import Columns, cast_table, missing
-from recgrad.serving.joins import add_stored
+from recgrad.serving.columns import Columns, Mask, absent_cells, cast_table, missing
+from recgrad.serving.joins import add_stored, fill
 from recgrad.serving.json_rows import Read
 from recgrad.serving.requests import Row, ScoreRequest
 from recgrad.serving.served import Served
@@ -73,18 +73,22 @@ def of_request(served: Served, request: ScoreRequest, number: int) -> Piece:
         empty = {name: pa.array([], kind) for name, kind in served.types.items()}
         return Piece([number], [0], empty, (), Faults())
     faults = Faults()
-    columns, unknown = _of_rows(served, rows, faults)
+    columns, unknown, absent = _of_rows(served, rows, faults)
     if request.user is not None:
-        return _with_user(served, columns, unknown, faults, request.user, number, len(rows))
-    return Piece([number], [len(rows)], _complete(served, columns, unknown, faults), unknown, faults)
+        return _with_user(served, columns, unknown, faults, request.user, number, len(rows), absent)
+    full = _complete(served, columns, unknown, faults, absent)
+    return Piece([number], [len(rows)], full, unknown, faults)
 
 
-def _of_rows(served: Served, rows: Sequence[Row], faults: Faults) -> tuple[Columns, tuple[str, ...]]:
+def _of_rows(
+    served: Served, rows: Sequence[Row], faults: Faults
+) -> tuple[Columns, tuple[str, ...], dict[str, Mask]]:
+    """Columns, unknown keys, and which rows do not have a column that others have."""
     shape = served.reader.shape(rows[0])
     columns = served.reader.read(rows, shape, faults)
     if columns is not None:
-        return columns, shape.unknown
-    return served.reader.read_any(rows, faults)
+        return columns, shape.unknown, {}
+    return *served.reader.read_any(rows, faults), absent_cells(rows)
 
 
 def _with_user(
@@ -95,32 +99,42 @@ def _with_user(
     user: Row,
     number: int,
     count: int,
+    absent: dict[str, Mask] | None = None,
 ) -> Piece:
     """A user with items; few items are rows like any others, many share the user's row."""
-    columns = add_stored(columns, served.stores, served.types, faults)
+    absent = dict(absent or {})
+    columns = add_stored(columns, served.stores, served.types, faults, absent)
     user_faults = Faults()
     shared, user_unknown = served.reader.read_any([user], user_faults)
     ignored = tuple(dict.fromkeys(user_unknown + unknown))
     # What stands at an item is about this item, so it wins over the user's.
-    shared = {name: value for name, value in shared.items() if name not in columns}
-    others = {name: kind for name, kind in served.types.items() if name not in columns}
+    shared = {name: value for name, value in shared.items() if name not in columns or name in absent}
+    others = {name: k for name, k in served.types.items() if name not in columns or name in absent}
     shared = add_stored(shared, served.stores, others, user_faults)
+    every = pa.array(np.zeros(count, np.int64))
+    for name in [name for name in shared if name in columns]:
+        columns[name] = fill(columns[name], shared.pop(name).take(every), absent[name])
     lacking = missing(served.types, (*columns, *shared), ignored)
     if lacking:
         raise DataError(lacking)
     shared = {name: shared[name] for name in served.types if name in shared}
     own = {name: columns[name] for name in served.types if name in columns}
     if count <= FEW_CANDIDATES or not shared or not own:
-        index = pa.array(np.zeros(count, np.int64))
-        own |= {name: value.take(index) for name, value in shared.items()}
+        own |= {name: value.take(every) for name, value in shared.items()}
         own, shared = {name: own[name] for name in served.types}, {}
     return Piece([number], [count], own, ignored, faults, shared or None, user_faults.first())
 
 
-def _complete(served: Served, columns: Columns, unknown: Sequence[str], faults: Faults) -> Columns:
+def _complete(
+    served: Served,
+    columns: Columns,
+    unknown: Sequence[str],
+    faults: Faults,
+    absent: dict[str, Mask] | None = None,
+) -> Columns:
     """The model's columns, those of stored features among them; raises a DataError where one is missing."""
     if served.stores:
-        columns = add_stored(columns, served.stores, served.types, faults)
+        columns = add_stored(columns, served.stores, served.types, faults, absent)
     try:
         return {name: columns[name] for name in served.types}
     except KeyError:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import recgrad.serving.joins
 from recgrad.data.faults import Faults
 from recgrad.errors import DataError
+from recgrad.serving.columns import absent_cells
 from recgrad.serving.joins import FeatureStore, add_stored
 from recgrad.serving.settings import StoreSettings
 
@@ -69,6 +70,21 @@ def test_what_a_request_says_itself_stays(tmp_path: Path) -> None:
         "price": [9.0],
         "city": ["a"],
     }
+
+
+def test_rows_that_lack_what_others_say_take_what_is_stored(tmp_path: Path) -> None:
+    types = {"price": pa.float64(), "tags": pa.list_(pa.string())}
+    rows = [{"id": 7}, {"id": 5, "price": 9.0, "tags": None}, {"id": 5, "price": None}]
+    columns = {
+        "id": pa.array([7, 5, 5]),
+        "price": pa.array([None, 9.0, None]),
+        "tags": pa.nulls(3, types["tags"]),
+    }
+    absent = absent_cells(rows)
+    joined = add_stored(columns, [store(tmp_path)], types, Faults(), absent)
+    assert joined["price"].to_pylist() == [0.5, 9.0, None], "a null that is sent stays"
+    assert joined["tags"].to_pylist() == [["x"], None, None]
+    assert absent == {}
 
 
 def test_ids_whose_hashes_collide_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,13 @@ def test_what_an_item_says_wins_over_its_user() -> None:
         close(found[0], *[{**GOLDEN, "item_id": 9, "price": 4.0}] * count)
 
 
+def test_items_that_do_not_say_a_thing_take_their_users() -> None:
+    for count in (1, 40):
+        given = [{"item_id": 9, "price": 4.0}, {"item_id": 9}, {"item_id": 9, "price": None}] * count
+        found = score_requests(SERVED, [items({**GOLDEN, "price": 1.0}, *given)])
+        close(found[0], *({**GOLDEN, "price": 1.0, **item} for item in given))
+
+
 def test_items_without_columns_are_their_user() -> None:
     for count in (1, FEW_CANDIDATES + 1):
         close(score_requests(SERVED, [items(GOLDEN, *[{}] * count)])[0], *[GOLDEN] * count)
