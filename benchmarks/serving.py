@@ -52,7 +52,7 @@ from recgrad.synth import write_synth
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parent / "../shared/data"
-SYNTH_ROWS = 400_000
+SYNTH_ROWS = 250_000
 STEPS = 40
 LARGE_ID = 100_000_000  # rows that the first table has room for
 SWAPS = 10
@@ -273,7 +273,7 @@ def predict_bars(model: Model) -> list[Bar]:
     trained = [event["samples_per_sec"] for event in events if "samples_per_sec" in event]
     training = statistics.median(trained)
     rows = pq.read_table(model.folder / "train.parquet")
-    files = {times: model.folder / f"rows_{times}.parquet" for times in (1, 4)}
+    files = {times: model.folder / f"rows_{times}.parquet" for times in (1, 3)}
     for times, file in files.items():
         pq.write_table(pa.concat_tables([rows] * times), file)
     bars = []
@@ -283,7 +283,7 @@ def predict_bars(model: Model) -> list[Bar]:
             out = model.folder / f"scores_{nproc}_{times}.parquet"
             paths = ("--predict_input_path", file, "--predict_output_path", out)
             seconds[times] = command("predict", model.bundle, *paths, "--nproc", str(nproc))
-        speed = 3 * rows.num_rows / (seconds[4] - seconds[1])  # without the start
+        speed = 2 * rows.num_rows / (seconds[3] - seconds[1])  # without the start
         what = "one process" if nproc == 1 else f"--nproc {nproc}"
         note = f"{speed:,.0f} against {training:,.0f} rows/s"
         name = f"predict over a file, {what}: rows/s over those of training"
@@ -359,7 +359,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these parts alone")
     parser.add_argument("--http_seconds", type=float, default=2)
-    parser.add_argument("--overload_seconds", type=float, default=20, help="60 for the whole minute")
+    parser.add_argument("--overload_seconds", type=float, default=12, help="60 for the whole minute")
     parser.add_argument("--large_rows", type=int, default=10_000_000)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
