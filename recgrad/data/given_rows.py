@@ -28,6 +28,10 @@ class GivenRows:
     back: Callable[[Mapping[str, Any]], Any]
 
 
+_MIXED = (str, int, float, type(None))
+"""Values that may stand in one column, and become texts then."""
+
+
 def given_rows(rows: Any, schema: pa.Schema | None = None) -> GivenRows:
     """Rows as a table; plain Python values get the types of `schema` where they fit.
 
@@ -77,7 +81,14 @@ def _column(values: Any, name: str, schema: pa.Schema | None) -> Any:
             return pa.array(values, schema.field(at).type)
         except (pa.ArrowException, TypeError, OverflowError):
             pass  # the features say what is wrong with it, if anything
-    return pa.array(values)
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, TypeError, OverflowError) as error:
+        if not isinstance(values, Sequence) or not all(type(value) in _MIXED for value in values):
+            text = str(error).strip().partition("\n")[0]
+            raise TypeError(f"column '{name}': {text}") from error
+        # Numbers among texts are read as texts, so that features say which row is wrong.
+        return pa.array([None if value is None else str(value) for value in values], pa.string())
 
 
 def _plain_types(table: pa.Table) -> pa.Table:

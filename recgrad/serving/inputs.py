@@ -156,7 +156,8 @@ class ProgramInputs:
             if plan.copied and rest is None:
                 return rows.numbers
             out = (np.zeros if plan.dense else np.empty)((rows.size, record.width), np.float32)
-            out[:, plan.into] = rows.numbers[:, plan.of]
+            if plan.into:
+                out[:, plan.into] = rows.numbers[:, plan.of]
             if rest is not None:
                 for item in plan.dense:
                     if item.feature in rest.dense.keys:

@@ -167,6 +167,17 @@ def test_a_missing_column_is_named(scorer, make_rows):
         scorer.score(make_rows(2).rename_columns({"a": "A"}))
 
 
+def test_a_bad_value_among_plain_rows_is_told_with_its_row(bundle, make_rows):
+    rows = make_rows(3).to_pylist()
+    name = next(key for key, value in rows[0].items() if isinstance(value, float))
+    rows[2][name] = "abc"
+    with pytest.raises(DataError, match=rf"row 2: .*'abc' is not a number \(column '{name}'\)"):
+        load_model(bundle).predict(rows)
+    rows[2][name] = {"x"}
+    with pytest.raises(DataError, match=f"column '{name}'"):
+        load_model(bundle).predict(rows)
+
+
 def files_of(bundle):
     return sorted(path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file())
 

@@ -199,7 +199,7 @@ class PlainEncoder:
         assert self._kernel is not None
         self._kernel(_address(block))
         names: tuple[str, ...] = ()
-        if odd.any():
+        if 1 in odd.tolist():
             names = tuple(self.features[i].name for i in np.flatnonzero(odd))
         return PlainRows(size, ids, numbers, places.shared, names)
 

@@ -270,6 +270,9 @@ def _tasks(bags: Array) -> Array:
     """Bags in pieces: of lookups with equally many bags, one after another, together."""
     if not len(bags):
         return np.empty((0, TASK_COLUMNS), np.int64)
+    first_count = int(bags[0])
+    if 0 < first_count <= BAGS_PER_TASK and bags.tolist() == [first_count] * len(bags):
+        return np.array([[0, len(bags), 0, first_count]], np.int64)
     ends = [*(np.flatnonzero(np.diff(bags)) + 1).tolist(), len(bags)]
     tasks: list[tuple[int, int, int, int]] = []
     first = 0
