@@ -89,6 +89,21 @@ def check_trackers(context: Context) -> None:
                 context.problem(path, f"{show(spec)} is given twice; keep one")
 
 
+@CHECKS.register("deltas")
+def check_deltas(context: Context) -> None:
+    """Deltas at some interval, of one process."""
+    for node in context.of("DeltaEmbeddingDumpConfig"):
+        context.ranged(node, "dump_interval_steps", 1)
+        if node.message.HasField("dump_interval_minutes"):
+            context.ranged(node, "dump_interval_minutes", 1)
+            if node.message.HasField("dump_interval_steps"):
+                context.problem(node.at("dump_interval_minutes"), "is beside dump_interval_steps; keep one")
+        if not node.message.file_prefix or "/" in node.message.file_prefix:
+            context.problem(node.at("file_prefix"), "must be a file name without '/'")
+        if context.ranks:
+            context.problem(node.path, "works in one process so far; train without torchrun")
+
+
 @CHECKS.register("early stopping")
 def check_early_stopping(context: Context) -> None:
     """Early stopping watches a metric of the evaluation."""

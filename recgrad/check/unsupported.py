@@ -31,7 +31,7 @@ UNSUPPORTED = {
     "TrainConfig.save_checkpoints_timestamp_interval": "use save_checkpoints_steps",
     "TrainConfig.save_checkpoints_timestamps": "use save_checkpoints_steps",
     "TrainConfig.save_checkpoints_timestamp_quorum": "use save_checkpoints_steps",
-    "TrainConfig.delta_embedding_dump_config": "leave it out",
+    "DeltaEmbeddingDumpConfig.feature_store_config": "leave it out, deltas are files in output_dir",
 }
 """`Message.field`, or `*.field` for that field of every message, and what to do instead.
 

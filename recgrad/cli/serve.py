@@ -34,6 +34,11 @@ class Serve(Command):
             help="what `recgrad index` made with this model, or a tdm model's tree, for /v1/recommend",
         )
         parser.add_argument("--table", metavar="NAME", help="the table of an index in PostgreSQL")
+        parser.add_argument(
+            "--follow",
+            metavar="FOLDER",
+            help="deltas of the bundle's run (delta_embedding_dump_config), applied as they come",
+        )
         for role in ("user", "item"):
             parser.add_argument(
                 f"--{role}-features", metavar="FILE", help=f"parquet or Arrow file of stored {role} features"
@@ -68,6 +73,7 @@ class Serve(Command):
                 bundle=args.bundle,
                 index=args.index or "",
                 index_table=args.table or "",
+                follow=args.follow or "",
                 host=args.host,
                 port=args.port,
                 workers=args.workers,

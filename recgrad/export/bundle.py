@@ -170,7 +170,9 @@ class _Writer:
             shutil.copyfile(source, self.folder / FILES / Path(source).name)
         expected, batch = self._expected()
         programs = {
-            half.name: write_program(self.trained.task, half, batch, self.folder)
+            half.name: write_program(
+                self.trained.task, half, batch, self.folder, movable=bool(self.trained.deltas)
+            )
             for half in halves_of(self.trained.task)
         }
         needed = [f.name for f in self.trained.features if f.name in programs[SCORE].features]
@@ -284,6 +286,9 @@ class _Writer:
             tables=tables,
             lookups=tuple(LookupRecord(s.name, s.key, s.table, s.pooling, s.sequence) for s in lookups),
             golden_difference=0.0,
+            stream=trained.deltas.get("stream", ""),
+            delta=trained.deltas.get("number", 0),
+            delta_id=trained.deltas.get("id", ""),
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,13 @@ from torch import Tensor, nn
 
 from recgrad.data.batch import Batch
 from recgrad.errors import RecgradError
+from recgrad.export.movable import place_weights
 from recgrad.export.sources import input_records, needed_features
 from recgrad.models.base import Model
 from recgrad.models.inputs import Parts
 from recgrad.nn.jagged import exported_places
-from recgrad.serving.manifest import InputRecord, ProgramRecord
+from recgrad.serving.manifest import InputRecord, ProgramRecord, WeightRecord
+from recgrad.training.dense_state import dense_state
 from recgrad.training.task import Task
 
 OPSET = 20
@@ -88,7 +90,9 @@ class _Program(nn.Module):
 
 
 @torch.no_grad()
-def write_program(task: Task, half: Half, batch: Batch, folder: Path) -> ProgramRecord:
+def write_program(
+    task: Task, half: Half, batch: Batch, folder: Path, *, movable: bool = False
+) -> ProgramRecord:
     """Write the program of a half of a trained model.
 
     Args:
@@ -96,6 +100,7 @@ def write_program(task: Task, half: Half, batch: Batch, folder: Path) -> Program
         half: of the model.
         batch: any rows, of which only the kinds of their features matter.
         folder: the bundle.
+        movable: note where weights lie in the file, for deltas.
     """
     model: Model = task.model
     template = model.groups.gather(batch, model.engine, half.groups)
@@ -105,8 +110,10 @@ def write_program(task: Task, half: Half, batch: Batch, folder: Path) -> Program
     program = _Program(task, half, template, [record.name for record in records]).eval()
     examples = _examples(records, template.tensors())
     kind, file, note = "onnx", f"{half.name}.onnx", ""
+    weights: tuple[WeightRecord, ...] = ()
     try:
-        used = _write_onnx(program, records, examples, outputs, folder / file)
+        names = set(dense_state(model)) if movable else None
+        used, weights = _write_onnx(program, records, examples, outputs, folder / file, names)
     except (RecgradError, OSError):  # a full disk says nothing of the model
         raise
     except Exception as error:
@@ -119,7 +126,8 @@ def write_program(task: Task, half: Half, batch: Batch, folder: Path) -> Program
         kind, file = "torch_export", f"{half.name}.pt2"
         used = _write_torch(program, records, examples, folder / file, note)
     needed = needed_features(model.groups, used)
-    return ProgramRecord(file, kind, OPSET if kind == "onnx" else 0, needed, used, outputs, note)
+    opset = OPSET if kind == "onnx" else 0
+    return ProgramRecord(file, kind, opset, needed, used, outputs, note, weights)
 
 
 def _examples(records: Sequence[InputRecord], tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
@@ -163,8 +171,12 @@ def _write_onnx(
     examples: tuple[Tensor, ...],
     outputs: Sequence[str],
     path: Path,
-) -> tuple[InputRecord, ...]:
-    """Write the program and return the inputs that it has: those that it does not need are left out."""
+    movable: Collection[str] | None,
+) -> tuple[tuple[InputRecord, ...], tuple[WeightRecord, ...]]:
+    """Write the program; returns the inputs that it has, without those that it does not need.
+
+    With `movable`, names of weights, these are left as they are, and it returns where they lie as well.
+    """
     try:
         import onnx
         import onnxscript  # noqa: F401
@@ -183,6 +195,7 @@ def _write_onnx(
             dynamic_shapes=(_dynamic(examples),),
             external_data=False,
             verbose=False,
+            optimize=movable is None,
         )
         assert exported is not None
         model = exported.model_proto
@@ -196,8 +209,11 @@ def _write_onnx(
     for items in (model.graph.value_info, model.graph.metadata_props, model.metadata_props):
         del items[:]
     onnx.checker.check_model(model)
-    path.write_bytes(model.SerializeToString(deterministic=True))
-    return tuple(record for record in records if record.name in used)
+    content, weights = model.SerializeToString(deterministic=True), ()
+    if movable is not None:
+        content, weights = place_weights(model, movable)
+    path.write_bytes(content)
+    return tuple(record for record in records if record.name in used), weights
 
 
 def _check_sizes(model: Any) -> None:

@@ -64,6 +64,15 @@ class InputRecord:
 
 
 @dataclass(frozen=True)
+class WeightRecord:
+    """Where the bytes of a weight lie in the file of a program, as a delta replaces them."""
+
+    name: str
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class ProgramRecord:
     """A dense program.
 
@@ -75,6 +84,7 @@ class ProgramRecord:
         inputs: what it takes.
         outputs: what it gives, in order.
         note: why it is of another kind than ONNX.
+        weights: its dense weights, where deltas of the run can replace them.
     """
 
     file: str
@@ -84,6 +94,7 @@ class ProgramRecord:
     inputs: tuple[InputRecord, ...]
     outputs: tuple[str, ...]
     note: str = ""
+    weights: tuple[WeightRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,6 +133,8 @@ class Manifest:
         lookups: uses of tables.
         golden_difference: largest difference of golden scores from those of the checkpoint.
         files: every other file of the bundle.
+        stream: of the deltas of its run; "" for a run that writes none.
+        delta: number of the last delta that the checkpoint includes, and `delta_id` its id.
     """
 
     format: int
@@ -138,6 +151,9 @@ class Manifest:
     lookups: tuple[LookupRecord, ...]
     golden_difference: float
     files: Mapping[str, FileRecord] = field(default_factory=dict)
+    stream: str = ""
+    delta: int = 0
+    delta_id: str = ""
 
     def to_bytes(self) -> bytes:
         """JSON, with a checksum of the rest at the end."""

@@ -63,12 +63,20 @@ def families(routes: Sequence[str]) -> tuple[Family, ...]:
         Family("recgrad_swaps_total", "counter", "New bundles that were taken up, by all workers.", one),
         Family("recgrad_refused_total", "counter", "New bundles or files that were refused.", one),
         Family("recgrad_model_loaded_seconds", "gauge", "When the newest model was loaded (Unix time).", one),
+        Family("recgrad_delta_number", "gauge", "The delta that all workers have applied.", one),
+        Family("recgrad_delta_created_seconds", "gauge", "When its rows were taken (Unix time).", one),
+        Family("recgrad_deltas_total", "counter", "Deltas that were applied, by all workers.", one),
         Family("recgrad_resident_bytes", "gauge", "Resident memory of the workers.", one),
         Family("recgrad_worker_starts_total", "counter", "Starts of worker processes.", one),
     )  # fmt: skip
 
 
-NOT_SUMMED = ("recgrad_model_loaded_seconds",)
+NOT_SUMMED = {
+    "recgrad_model_loaded_seconds": max,
+    "recgrad_delta_number": min,
+    "recgrad_delta_created_seconds": min,
+}
+"""Gauges of which one worker's value is told."""
 
 
 class Metrics:
@@ -132,7 +140,7 @@ class Metrics:
     def total(self, name: str, labels: str = "") -> float:
         """A counter or gauge over all workers."""
         values = self._column(self._index[name, labels])
-        return max(values) if name in NOT_SUMMED else sum(values)
+        return float(NOT_SUMMED.get(name, sum)(values))
 
     def _column(self, slot: int) -> list[float]:
         return [self._all[worker * self.slots + slot] for worker in range(self.workers)]

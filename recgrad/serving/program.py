@@ -24,9 +24,9 @@ class Program(Protocol):
 
 
 class OnnxProgram:
-    """An ONNX program, run by onnxruntime on the CPU."""
+    """An ONNX program, run by onnxruntime on the CPU; `content` instead of what the file holds."""
 
-    def __init__(self, path: Path, record: ProgramRecord, threads: int) -> None:
+    def __init__(self, path: Path, record: ProgramRecord, threads: int, content: bytes | None = None) -> None:
         onnxruntime = _onnxruntime()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -35,7 +35,7 @@ class OnnxProgram:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
+                str(path) if content is None else content, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # onnxruntime has classes of its own for each kind of damage
             text = str(error).strip().partition("\n")[0]

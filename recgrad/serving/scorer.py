@@ -190,6 +190,7 @@ class Scorer:
     towers: tuple[str, ...]
     golden: pa.Table
     calibration: Calibration | None = None
+    table_kind: type[MappedTables] = MappedTables
 
     def __init__(
         self,
@@ -207,7 +208,8 @@ class Scorer:
         self.manifest = manifest = read_manifest(self.path)
         with checking(self.path, manifest.files, tables=verify) as finish:
             features = {feature.name: feature for feature in _features(self.path)}
-            tables = MappedTables(self.path, manifest.tables, manifest.lookups)
+            tables = self.table_kind(self.path, manifest.tables, manifest.lookups)
+            self._tables = tables
             self._parts = {
                 name: _Part(self.path, record, features, tables, threads)
                 for name, record in manifest.programs.items()

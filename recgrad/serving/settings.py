@@ -35,6 +35,7 @@ class ServerSettings:
         bundle: the folder of the model.
         index: an index of its items, for recommending: a folder, or postgresql://…; "" for none.
         index_table: its table in PostgreSQL; "" for the usual one.
+        follow: a folder of deltas of the bundle's run; "" for none.
         host: the address that is listened at.
         port: its port; 0 for any that is free.
         workers: processes; each scores on one thread.
@@ -54,6 +55,7 @@ class ServerSettings:
     bundle: str
     index: str = ""
     index_table: str = ""
+    follow: str = ""
     host: str = "127.0.0.1"
     port: Annotated[int, Range("[0, 65535]")] = 8000
     workers: Annotated[int, Range("[1, 1024]")] = 1

@@ -41,9 +41,11 @@ async def _serve(task: dict[str, Any], status: Any) -> None:
     from granian.server.embed import Server
 
     from recgrad.serving.app import Application
+    from recgrad.serving.following import load_following
     from recgrad.serving.holder import ModelHolder
     from recgrad.serving.metrics import Metrics
     from recgrad.serving.routes import ROUTES
+    from recgrad.serving.scorer import Scorer
     from recgrad.serving.service import Service
     from recgrad.serving.settings import ServerSettings
 
@@ -63,7 +65,9 @@ async def _serve(task: dict[str, Any], status: Any) -> None:
         folder=task["folder"],
         fallback=task["fallback"],
         on_event=happened,
+        load=load_following(settings.follow) if settings.follow else Scorer.load,
     )
+    deltas = _follow_deltas(holder, metrics, settings) if settings.follow else None
     loop = asyncio.get_running_loop()
     service = Service(settings, holder, metrics, loop)
     app = Application(service)
@@ -88,6 +92,8 @@ async def _serve(task: dict[str, Any], status: Any) -> None:
     app.start()
     serving = asyncio.create_task(server.serve())
     holder.follow(settings.poll_s)
+    if deltas is not None:
+        deltas.start()
     metrics.count("recgrad_worker_starts_total")
     metrics.set("recgrad_model_loaded_seconds", holder.loaded_at)
     loop.call_later(0.05, _tell, status, {"ready": holder.current.version})
@@ -96,6 +102,21 @@ async def _serve(task: dict[str, Any], status: Any) -> None:
     server.stop()  # type: ignore[no-untyped-call]
     await _drained(app, serving, settings.drain_s)
     service.stop()
+
+
+def _follow_deltas(holder: Any, metrics: Any, settings: Any) -> Any:
+    """What applies deltas to the model that is served, and tells of it."""
+    from recgrad.serving.following import DeltaThread, FollowingScorer
+
+    def applied(scorer: FollowingScorer, count: int = 0) -> None:
+        metrics.count("recgrad_deltas_total", count)
+        metrics.set("recgrad_delta_number", scorer.applied.number)
+        metrics.set("recgrad_delta_created_seconds", scorer.applied.created)
+        if scorer.refused and not count:
+            metrics.count("recgrad_refused_total")
+
+    applied(holder.current.scorer)
+    return DeltaThread(lambda: holder.current.scorer, settings.poll_s, applied)
 
 
 async def _drained(app: Any, serving: asyncio.Task[None], most_s: float) -> None:

@@ -57,6 +57,9 @@ class Hook:
     def after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         """After an evaluation."""
 
+    def before_save(self, trainer: Trainer) -> None:
+        """Before a checkpoint is taken: what this changes in the state is in it."""
+
     def after_save(self, trainer: Trainer) -> None:
         """After a checkpoint was handed to the writer."""
 

@@ -6,7 +6,7 @@ import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from recgrad.training.checkpoint import (
     read_checkpoint,
     resolve_checkpoint,
 )
+from recgrad.training.deltas import build_delta_hooks
 from recgrad.training.evaluator import Progress, evaluated_weights
 from recgrad.training.evaluator import evaluate as evaluate_task
 from recgrad.training.hook import Hook
@@ -201,6 +202,7 @@ class Trained:
         step: of the checkpoint.
         metrics: of the evaluation at that step, if there was one.
         checkpoint: its folder; None of weights that come from nowhere.
+        deltas: where its stream of deltas stood, see `TrainState`.
     """
 
     config: PipelineConfig
@@ -209,6 +211,7 @@ class Trained:
     step: int
     metrics: Mapping[str, float]
     checkpoint: Path | None = None
+    deltas: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_trained(
@@ -246,7 +249,9 @@ def load_trained(
         exports = effective.export_config
         task.predicts_in = check_precision(exports.mixed_precision)
         set_tf32(cudnn=exports.cudnn_allow_tf32, matmul=exports.cuda_matmul_allow_tf32)
-    return Trained(effective, task, features, snapshot.step, _evaluated(snapshot), path)
+    tree: Any = snapshot.tree
+    deltas = tree.get("state", {}).get("deltas", {})
+    return Trained(effective, task, features, snapshot.step, _evaluated(snapshot), path, deltas)
 
 
 def _evaluated(snapshot: Snapshot) -> dict[str, float]:
@@ -308,7 +313,7 @@ def _run(
             directions = {} if catalogue is None else catalogue.directions()
             directions |= training.task.metric_directions()
             hooks = build_hooks(config, folder, writes=processes.is_main, directions=directions)
-            hooks = [*own_hooks, *hooks]
+            hooks = [*own_hooks, *build_delta_hooks(config, training, folder), *hooks]
         trainer = Trainer(
             task=training.task,
             loader=training.train_loader,

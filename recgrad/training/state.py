@@ -31,6 +31,7 @@ class TrainState:
         evaluation_due: the evaluation of this step was left because of a signal; the continued run
             makes it before its first step.
         stopped: why the run ended before its length, or "".
+        deltas: of the last delta that was written: stream, number, id and step; {} without deltas.
     """
 
     step: int = 0
@@ -44,6 +45,7 @@ class TrainState:
     best_evaluation: dict[str, Any] = field(default_factory=dict)
     evaluation_due: bool = False
     stopped: str = ""
+    deltas: dict[str, Any] = field(default_factory=dict)
 
     @property
     def current_epoch(self) -> int:
@@ -137,6 +139,14 @@ def _is_best(value: Any) -> bool:
     return not value or all(isinstance(value.get(name), kind) for name, kind in kinds.items())
 
 
+def _is_deltas(value: Any) -> bool:
+    """{} or what `recgrad.training.hooks.deltas` notes."""
+    if not isinstance(value, dict):
+        return False
+    kinds = {"stream": str, "number": int, "id": str, "step": int}
+    return not value or all(isinstance(value.get(name), kind) for name, kind in kinds.items())
+
+
 def _is_watched(value: Any) -> bool:
     return isinstance(value, dict) and all(
         isinstance(metric, str) and isinstance(seen, list) and all(map(_is_evaluation, seen))
@@ -163,4 +173,5 @@ _HOLDS: dict[str, Callable[[Any], bool]] = {
     "watched": _is_watched,
     "evaluation_due": lambda value: isinstance(value, bool),
     "stopped": lambda value: isinstance(value, str),
+    "deltas": _is_deltas,
 }

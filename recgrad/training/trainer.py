@@ -173,6 +173,7 @@ class Trainer:
             self.processes.doing(f"saving the checkpoint of step {self.state.step}", tell=True)
             with self._pending.excluded():
                 self.task.model.settle()
+                self._call("before_save")
                 self._save(self)
             self._call("after_save")
 

@@ -79,7 +79,7 @@ def test_every_name_of_the_schema_can_be_available(config: PipelineConfig) -> No
         (f"{MODEL}.kernel", "PYTORCH", None),
         (f"{TRAIN}.save_checkpoints_timestamps", [5], "'save_checkpoints_timestamps' is not supported yet; use save_checkpoints_steps"),
         (f"{TRAIN}.save_checkpoints_timestamp_interval", 0, None),
-        (f"{TRAIN}.delta_embedding_dump_config", {}, "'delta_embedding_dump_config' is not supported yet; leave it out"),
+        (f"{TRAIN}.delta_embedding_dump_config", {}, None),
     ],
     ids=str,
 )  # fmt: skip

@@ -32,10 +32,10 @@ def fixed_threads() -> int:
     return threads
 
 
-@pytest.fixture
-def config(clicks: Path, tmp_path: Path) -> PipelineConfig:
+def small_config(clicks: Path, folder: Path) -> PipelineConfig:
+    """A small DeepFM over the clicks."""
     config = load_config(clicks / "deepfm.config")
-    config.model_dir = str(tmp_path / "model")
+    config.model_dir = str(folder / "model")
     config.data_config.batch_size = 256
     config.data_config.eval_batch_size = 512
     config.model_config.deepfm.deep.hidden_units[:] = [16, 8]
@@ -48,6 +48,17 @@ def config(clicks: Path, tmp_path: Path) -> PipelineConfig:
         if feature.HasField("id_feature"):
             feature.id_feature.embedding_dim = 4
     return config
+
+
+@pytest.fixture(scope="session")
+def make_config() -> Callable[[Path, Path], PipelineConfig]:
+    """`make_config(clicks, folder)`, for fixtures that tests share."""
+    return small_config
+
+
+@pytest.fixture
+def config(clicks: Path, tmp_path: Path) -> PipelineConfig:
+    return small_config(clicks, tmp_path)
 
 
 # What a rank imports takes it seconds: here one process imports it, and ranks are copies of that.

@@ -37,8 +37,9 @@ from __future__ import annotations
     DIRECTION,  # bytes from a row to the direction in which it moves, and to its last update, int32
     KEYS,  # address of 16 bytes a row that begin with the key that its value is drawn by; 0: by the row
     FROZEN,  # rows below this are looked up but never updated
+    CHANGED,  # address of a byte a slot that updates set to 1 (changes.py); 0: nobody asks
     TABLE_COLUMNS,
-) = range(19)
+) = range(20)
 
 # A lookup in the forward pass, or a source of gradients in the update.
 (

@@ -159,16 +159,21 @@ class Table(EmbeddingTable):
         if need <= MAX_LOAD * (1 << bits):
             return
         if self._old is not None:
-            self._settle()
+            self.settle_index()
         while need > MAX_LOAD * (1 << bits):
             bits += 1
         self._old = self._index
         numbers[[OLD_INDEX, OLD_BITS, MOVED]] = numbers[INDEX], numbers[BITS], 0
         self._new_index(bits)
         if bits > int(numbers[OLD_BITS]) + 1 or count == 0:
-            self._settle()
+            self.settle_index()
 
-    def _settle(self) -> None:
+    @property
+    def index(self) -> Region | None:
+        """From row to slot, of a compact table."""
+        return self._index
+
+    def settle_index(self) -> None:
         """Move the rest of the old index."""
         if self._old is not None:
             launch(compiled(settle_task), self.numbers, tasks=1)
@@ -212,7 +217,7 @@ class Table(EmbeddingTable):
             found = [np.flatnonzero(first[i : i + EXPORT_ROWS]) + i for i in pieces]
             rows = np.concatenate(found).astype(np.int64)
             return rows, rows
-        self._settle()
+        self.settle_index()
         assert self._index is not None
         entries = self._index.array(np.int64, (1 << int(self.numbers[BITS]),))
         entries = entries[entries != 0]

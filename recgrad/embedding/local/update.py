@@ -38,6 +38,7 @@ from recgrad.embedding.local.catch_up import (
 from recgrad.embedding.local.gather import sum_gradients, sum_scaled_gradients, sum_wide
 from recgrad.embedding.local.initializer import mix, row_stream
 from recgrad.embedding.local.layout import (
+    CHANGED,
     COUNT,
     DIRECTION,
     HISTORY,
@@ -298,6 +299,7 @@ def unstage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int
     pitch = 4 * staged_rows(dim) * dim
     wide = kind == simd.F32 and dim % 16 == 0
     catches_up, step = field(table, HISTORY) != 0, np.int32(field(field(a, STEPS), job))
+    changed = field(table, CHANGED)
     first_state = 0
     if catches_up:
         first_state, count = _SECOND, _STEP
@@ -305,6 +307,8 @@ def unstage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int
     for r in range(rows):
         slot = field(slots, first + r)
         row = weights + slot * stride
+        if changed != 0:
+            simd.store_u8(changed + slot, np.uint8(1))
         if wide:
             copy_wide(source, row, dim)
             mark_written(row)

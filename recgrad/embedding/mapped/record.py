@@ -25,6 +25,7 @@ class TableRecord:
         entries: where rows belong to ids as they come, entries of 16 bytes of the index from id to row, see
             `recgrad.embedding.local.living.index`; 0 where ids are row numbers.
         stand_ins: rows at the beginning of such a file that ids without a row read.
+        capacity: ids that may have a row; deltas may bring as many.
     """
 
     name: str
@@ -40,6 +41,7 @@ class TableRecord:
     key: int
     entries: int = 0
     stand_ins: int = 0
+    capacity: int = 0
 
 
 @dataclass(frozen=True)

@@ -133,8 +133,8 @@ class MappedTables:
         packing = PACKINGS[record.packing]
         stride = packing.stride(record.dim)
         line = self._matrix[i]
-        line[[KIND, STRIDE, ROWS, COUNT]] = packing.kind, stride, record.num_rows, record.stored_rows
-        line[[INIT, KEY]] = record.init_kind, record.key
+        line[[STRIDE, ROWS, COUNT]] = stride, record.num_rows, record.stored_rows
+        self._describe(line, i, record)
         line[WEIGHTS] = self._map(folder / record.rows_file, record.stored_rows * stride)
         if record.entries:
             size = LIVING_ENTRY * record.entries
@@ -145,6 +145,10 @@ class MappedTables:
         elif record.index_file:
             line[INDEX] = self._map(folder / record.index_file, ENTRY_BYTES << record.index_bits)
             line[BITS] = record.index_bits
+
+    def _describe(self, line: Array, i: int, record: TableRecord) -> None:
+        """How rows lie, and what untrained ones read as."""
+        line[[KIND, INIT, KEY]] = PACKINGS[record.packing].kind, record.init_kind, record.key
         self._parameters[i, : len(record.init_parameters)] = record.init_parameters
 
     def _map(self, path: Path, size: int) -> int:

@@ -121,6 +121,7 @@ def write_living(
         key=0,
         entries=entries,
         stand_ins=len(stand_ins),
+        capacity=spec.living.capacity if spec.living is not None else live,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from recgrad.serving.answers import Answer, json_answer, plain_content
+from recgrad.serving.following import FollowingScorer
 from recgrad.serving.routes._route import ROUTES, Route
 from recgrad.serving.scorer import Scorer
 from recgrad.serving.service import HttpRequest
@@ -31,6 +32,7 @@ class ModelCard(Route):
                 for store in served.stores
             ],
             "refused": None if holder.refused is None else asdict(holder.refused),
+            **({"delta": served.scorer.describe()} if isinstance(served.scorer, FollowingScorer) else {}),
         }
         return json_answer(card)
 

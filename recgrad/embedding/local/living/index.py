@@ -89,7 +89,7 @@ def add(line: int, key: int, row: int) -> None:
 
 
 @njit(nogil=True)
-def _close_gap(entries: int, size: int, gap: int) -> None:
+def close_gap(entries: int, size: int, gap: int) -> None:
     """Take an entry out; those behind it that were pushed past it move up."""
     j = gap
     while True:
@@ -115,7 +115,7 @@ def remove(line: int, key: int) -> None:
     entries, size = field(line, ENTRIES), field(line, SIZE)
     j = place(entries, size, key)
     if j >= 0:
-        _close_gap(entries, size, j)
+        close_gap(entries, size, j)
     old = field(line, OLD_ENTRIES)
     if old != 0:
         j = place(old, field(line, OLD_SIZE), key)

@@ -53,8 +53,10 @@ from __future__ import annotations
     TURNED_AWAY,  # keys that a round or a count left without a row, once for each time
     OVERFLOW,  # result: keys of one batch that found no room; 0 for all did
     SLACK,  # rows that are evicted beyond need, so that not every batch evicts
+    GONE,  # address of keys that lost their rows since somebody asked (changes.py); 0: nobody asks
+    GONE_COUNT,
     LINE_COLUMNS,
-) = range(44)
+) = range(46)
 
 ENTRY = 16
 WINDOW_ENTRY = 24

@@ -17,8 +17,8 @@ from numba import njit
 
 from recgrad.embedding.living import COUNT, DISTANCE, NEVER
 from recgrad.embedding.local.initializer import mix, row_stream, unit
+from recgrad.embedding.local.layout import CHANGED, KIND, STRIDE, WEIGHTS
 from recgrad.embedding.local.layout import COUNT as TOUCHED
-from recgrad.embedding.local.layout import KIND, STRIDE, WEIGHTS
 from recgrad.embedding.local.living.index import MIN_MOVES, MOVES_PER_INSERT, add, move, remove
 from recgrad.embedding.local.living.layout import (
     ADMITTED,
@@ -30,6 +30,8 @@ from recgrad.embedding.local.living.layout import (
     FILTER_VALUE,
     FREE,
     FREE_COUNT,
+    GONE,
+    GONE_COUNT,
     HIGH,
     KEY,
     LIVE,
@@ -113,6 +115,9 @@ def give_row(line: int, key: int, count: int, last: int) -> Any:
     meta = field(line, META) + 16 * row
     store_i64(meta, key)
     store_i64(meta + 8, (last << 32) | count)
+    changed = field(field(line, 0), CHANGED)
+    if changed != 0:
+        simd.store_u8(changed + row, np.uint8(1))
     add(line, key, row)
     _add_to(line, LIVE, 1)
     return row
@@ -123,6 +128,9 @@ def take_row(line: int, row: int) -> None:
     """Take a row from its key; it reads as never written, and its states begin anew with its next key."""
     meta = field(line, META) + 16 * row
     remove(line, load_i64(meta))
+    if field(line, GONE) != 0:
+        store_i64(field(line, GONE) + 8 * field(line, GONE_COUNT), load_i64(meta))
+        _add_to(line, GONE_COUNT, 1)
     store_i64(meta, _NOBODY)
     if field(line, PENDING) != 0:
         store_i64(field(line, PENDING) + 8 * row, 0)

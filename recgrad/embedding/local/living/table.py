@@ -87,6 +87,7 @@ class LivingTable(Table, LivingRows):
             self._store(unknown + np.arange(refused), self._drawn(living.refused, "refused", refused))
             self.line[[at.REFUSED, at.UNKNOWN_ROWS, at.REFUSED_ROWS]] = unknown, unknown, refused
         self._told = False  # that ids were left out
+        self._gone: Array | None = None  # keys that lost their rows, where somebody asks
         # Forward passes since the last round; tables take turns, so that no pass has all rounds.
         self.waiting = position % living.interval
 
@@ -203,7 +204,30 @@ class LivingTable(Table, LivingRows):
             line[at.ROUND] = line[at.MISSES] > 0 or (living.ttl > 0 and line[at.STEP] % parts == 0)
         if line[at.ROUND]:
             self.make_room(int(line[at.WINDOW_COUNT]))
+            if self._gone is not None:
+                expiring = int(line[at.LIVE]) if living.ttl else 0
+                self._room_for_gone(int(line[at.WINDOW_COUNT] + line[at.SLACK]) + expiring)
         return bool(line[at.ROUND])
+
+    def log_gone(self) -> None:
+        """From now on keep the keys that lose their rows, for `take_gone`."""
+        self._room_for_gone(_LEAST)
+
+    def take_gone(self) -> Array:
+        """Keys that lost a row since the last call; some may have one again."""
+        assert self._gone is not None
+        gone = np.unique(self._gone[: int(self.line[at.GONE_COUNT])])
+        self.line[at.GONE_COUNT] = 0
+        return gone
+
+    def _room_for_gone(self, keys: int) -> None:
+        count = int(self.line[at.GONE_COUNT])
+        if self._gone is None or count + keys > len(self._gone):
+            larger = np.empty(2 * (count + keys), np.int64)
+            if self._gone is not None:
+                larger[:count] = self._gone[:count]
+            self._gone = larger
+            self.line[at.GONE] = address_of(larger)
 
     def after_round(self) -> None:
         """Refuse a batch that has more keys than there is room for."""
@@ -278,21 +302,19 @@ class LivingTable(Table, LivingRows):
         """All keys with a row, written or not, ascending, and their values, some at a time."""
         keys, rows = self.live()
         for i in range(0, len(keys), 1 << 18):
-            part = rows[i : i + (1 << 18)]
-            values = self.read(part)
-            new = self._is_new(part)
-            if new.any():
-                values[new] = super().initial(part[new])
-            yield keys[i : i + (1 << 18)], values
+            yield keys[i : i + (1 << 18)], self.values(rows[i : i + (1 << 18)])
 
-    def stand_ins(self) -> Array:
-        """What keys without a row read as in evaluation, [rows, dim]; several are chosen from by hash."""
-        rows = np.arange(int(self.line[at.UNKNOWN_ROWS]))
+    def values(self, rows: Array) -> Array:
+        """What rows read as, written or not."""
         values = self.read(rows)
         new = self._is_new(rows)
         if new.any():
             values[new] = super().initial(rows[new])
         return values
+
+    def stand_ins(self) -> Array:
+        """What keys without a row read as in evaluation, [rows, dim]; several are chosen from by hash."""
+        return self.values(np.arange(int(self.line[at.UNKNOWN_ROWS])))
 
     # --- the rest of the state ---
 

@@ -1,0 +1,209 @@
+"""Writes a delta so that it is there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from recgrad.embedding.deltas.quantizing import quantize
+from recgrad.embedding.deltas.record import DeltaError, DeltaRecord, TableDelta, stem
+from recgrad.errors import system_reason
+
+Array = npt.NDArray[Any]
+OPS = UPSERT, DELETE, DEFAULT = "upsert", "delete", "default"
+
+
+class ChangedTable(NamedTuple):
+    """What became of a table.
+
+    Attributes:
+        name, dim: of the table.
+        features: that read it.
+        keys: of rows that have changed.
+        weights: their values, float32 [keys, dim].
+        gone: keys without a row.
+        stand_ins: what ids without a row read, [rows, dim]; None where that has not changed.
+    """
+
+    name: str
+    dim: int
+    features: str
+    keys: Array
+    weights: Array
+    gone: Array
+    stand_ins: Array | None
+
+
+def write_delta(
+    folder: Path,
+    prefix: str,
+    record: DeltaRecord,
+    tables: list[ChangedTable],
+    dense: Mapping[str, Array],
+) -> DeltaRecord:
+    """Write the files of a delta, its manifest last; returns what that says.
+
+    Raises:
+        DeltaError: it cannot be written; nothing of it is left then.
+    """
+    name = stem(prefix, record.number, record.step)
+    rows_file, dense_file = f"{name}.arrow", f"{name}.npz"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {
+            rows_file: _write(folder / rows_file, lambda file: _write_rows(file, record, tables)),
+            dense_file: _write(folder / dense_file, lambda file: np.savez(file, **dense)),  # type: ignore[arg-type]
+        }
+        described = tuple(
+            TableDelta(
+                table.name,
+                table.dim,
+                len(table.keys),
+                len(table.gone),
+                0 if table.stand_ins is None else len(table.stand_ins),
+            )
+            for table in tables
+        )
+        whole = replace(record, tables=described, files=files)
+        content = whole.to_bytes()
+        _write(folder / f"{name}.json", lambda file: file.write(content))
+    except OSError as error:
+        raise DeltaError(f"{folder}: a delta cannot be written ({system_reason(error)})") from error
+    except ValueError as error:
+        raise DeltaError(
+            f"{folder}: a delta cannot be written as INT8: {error}; leave delta_embedding_dump_config."
+            "quant_type out"
+        ) from error
+    return whole
+
+
+class _Summed:
+    """A file that notes size and checksum of what is written to it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.size, self.crc = file, 0, 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._file.write(view)
+        self.crc, self.size = zlib.crc32(view, self.crc), self.size + view.nbytes
+        return view.nbytes
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def tell(self) -> int:
+        return self.size
+
+    def seekable(self) -> bool:
+        return False
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """The file outlives whoever writes to it."""
+
+    def read(self, size: int = -1) -> bytes:
+        raise OSError("it is written only")
+
+
+def _write(path: Path, fill: Callable[[Any], Any]) -> tuple[int, int]:
+    """Write a file under a hidden name and rename it when it is on the disk; returns size and checksum."""
+    hidden = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(hidden, "wb") as file:
+            summed = _Summed(file)
+            fill(summed)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(hidden, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(hidden)
+        raise
+    return summed.size, summed.crc
+
+
+def _write_rows(file: Any, record: DeltaRecord, tables: list[ChangedTable]) -> None:
+    """Up to three batches a table: rows that changed, those that are gone, what ids without a row read."""
+    int8 = record.quant == "INT8"
+    schema = _schema(pa.uint8() if int8 else pa.float32())
+    words = {
+        "feature_name": pa.array([table.features for table in tables], pa.string()),
+        "table_fqn": pa.array([table.name for table in tables], pa.string()),
+        "source": pa.array(["model_delta_tracker"]),
+        "op": pa.array(OPS),
+    }
+    with pa.ipc.new_file(file, schema) as writer:
+        for i, table in enumerate(tables):
+            for op, (keys, weights) in enumerate(_parts(table)):
+                if len(keys):
+                    codes = {"feature_name": i, "table_fqn": i, "source": 0, "op": op}
+                    writer.write_batch(_batch(schema, record.step, codes, words, keys, weights, int8))
+
+
+def _parts(table: ChangedTable) -> tuple[tuple[Array, Array | None], ...]:
+    """Keys and values by what is to be done with them, in the order of OPS."""
+    stand_ins = np.empty((0, table.dim), np.float32) if table.stand_ins is None else table.stand_ins
+    return (table.keys, table.weights), (table.gone, None), (np.full(len(stand_ins), -1), stand_ins)
+
+
+def _schema(element: pa.DataType) -> pa.Schema:
+    text = pa.dictionary(pa.int32(), pa.string())
+    return pa.schema(
+        {
+            "global_step": pa.int64(),
+            "rank": pa.int32(),
+            "world_size": pa.int32(),
+            "feature_name": text,
+            "table_fqn": text,
+            "key_id": pa.int64(),
+            "embedding": pa.list_(element),
+            "source": text,
+            "op": text,
+        }
+    )
+
+
+def _batch(
+    schema: pa.Schema,
+    step: int,
+    codes: Mapping[str, int],
+    words: Mapping[str, pa.Array],
+    keys: Array,
+    weights: Array | None,
+    int8: bool,
+) -> pa.RecordBatch:
+    count = len(keys)
+    values = {
+        "global_step": pa.array(np.full(count, step)),
+        "rank": pa.array(np.zeros(count, np.int32)),
+        "world_size": pa.array(np.ones(count, np.int32)),
+        "key_id": pa.array(np.ascontiguousarray(keys, np.int64)),
+        "embedding": _vectors(schema.field("embedding").type, count, weights, int8),
+    }
+    for name, code in codes.items():
+        values[name] = pa.DictionaryArray.from_arrays(np.full(count, code, np.int32), words[name])
+    return pa.record_batch([values[name] for name in schema.names], schema=schema)
+
+
+def _vectors(kind: pa.DataType, count: int, weights: Array | None, int8: bool) -> pa.Array:
+    if weights is None:
+        return pa.nulls(count, kind)
+    packed = quantize(weights) if int8 else np.ascontiguousarray(weights, np.float32)
+    offsets = pa.array(np.arange(count + 1, dtype=np.int32) * packed.shape[1], pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.array(packed.reshape(-1)))

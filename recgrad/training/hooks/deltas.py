@@ -1,0 +1,150 @@
+"""Writes what has changed since the last time, for models that are served while they are trained."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from recgrad.embedding.deltas.reading import keys_of_delta
+from recgrad.embedding.deltas.record import DeltaError, DeltaRecord, published, read_record
+from recgrad.embedding.deltas.writing import ChangedTable, write_delta
+from recgrad.embedding.local.changes import ChangeLog
+from recgrad.models.base import Model
+from recgrad.training.hook import Hook, StepReport
+from recgrad.training.trainer import Trainer
+
+_log = logging.getLogger("recgrad.training")
+
+
+class DumpDeltas(Hook):
+    """Writes a delta every so many steps or seconds, and before each checkpoint.
+
+    So a checkpoint has no changes that no delta has. A run that is resumed finds deltas after its checkpoint
+    that a killed run wrote; their rows count as changed, so that the next delta, whose number follows
+    theirs, puts right whoever applied them.
+
+    Args:
+        model: that is trained.
+        dense: gives its dense weights as an export of now would have them, copied.
+        folder: where deltas go.
+        prefix: of their files.
+        every_steps: between two; 0 for none.
+        every_secs: between two, counted from the start; 0 for none.
+        quant: NONE or INT8.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        dense: Callable[[], Mapping[str, Any]],
+        folder: Path,
+        *,
+        prefix: str,
+        every_steps: int,
+        every_secs: float,
+        quant: str,
+    ) -> None:
+        self._model, self._dense, self._folder, self._prefix = model, dense, folder, prefix
+        self._every_steps, self._every_secs = every_steps, every_secs
+        self._quant = quant
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="deltas")
+        self._writing: Future[DeltaRecord] | None = None
+        self._logs: dict[str, ChangeLog] = {}
+        self._due = 0.0
+        self._owes = False  # what a killed run wrote is to be put right
+        engine: Any = model.engine
+        features: dict[str, list[str]] = {}
+        for lookup in () if engine is None else engine.lookups.values():
+            features.setdefault(lookup.table, []).append(lookup.key)
+        self._features = {name: ",".join(dict.fromkeys(keys)) for name, keys in features.items()}
+
+    def on_start(self, trainer: Trainer) -> None:
+        engine: Any = self._model.engine
+        tables = {} if engine is None else engine.tables
+        self._logs = {name: ChangeLog(table) for name, table in tables.items()}
+        self._due = time.monotonic() + self._every_secs
+        state, sizes = trainer.state, self._sizes()
+        if state.deltas.get("tables") != sizes:  # others than before: no delta could say how they changed
+            state.deltas = {"stream": uuid.uuid4().hex, "number": 0, "id": "", "step": state.step}
+            state.deltas["tables"] = sizes
+        for number, path in sorted(published(self._folder).items()):
+            record = read_record(path)
+            if record.stream != state.deltas["stream"]:
+                raise DeltaError(
+                    f"{self._folder}: has deltas of another run, or of this one with other tables; set "
+                    "delta_embedding_dump_config.output_dir to another folder, or remove them"
+                )
+            if number > state.deltas["number"]:
+                for name, keys in keys_of_delta(self._folder, record).items():
+                    if name in self._logs:
+                        self._logs[name].mark(keys)
+                state.deltas |= {"number": number, "id": record.id}
+                self._owes = True
+
+    def _sizes(self) -> dict[str, list[int]]:
+        """Dim and rows, or room for ids, of each table."""
+        specs = [log.table.spec for log in self._logs.values()]
+        rows = [spec.num_rows if spec.living is None else spec.living.capacity for spec in specs]
+        return {spec.name: [spec.dim, number] for spec, number in zip(specs, rows, strict=True)}
+
+    def after_step(self, trainer: Trainer, report: StepReport) -> None:
+        if self._every_steps:
+            due = report.step % self._every_steps == 0
+        else:
+            due = time.monotonic() >= self._due
+            while self._due <= time.monotonic():  # missed ones are left out
+                self._due += self._every_secs
+        if due:
+            self._dump(trainer)
+
+    def before_save(self, trainer: Trainer) -> None:
+        self._dump(trainer)
+        self._wait()
+
+    def on_end(self, trainer: Trainer) -> None:
+        self._dump(trainer)
+        self._wait()
+
+    def close(self, trainer: Trainer) -> None:
+        self._writer.shutdown()
+
+    def _wait(self) -> None:
+        """Until the last delta is published; raises what went wrong."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            record = writing.result()
+            rows, gone = (sum(getattr(t, name) for t in record.tables) for name in ("rows", "gone"))
+            _log.info("delta %d of step %d: %s rows, %s gone", record.number, record.step, f"{rows:,}", gone)
+
+    def _dump(self, trainer: Trainer) -> None:
+        """Take what has changed, and write it on a thread."""
+        state, before = trainer.state, trainer.state.deltas
+        if state.step == before["step"] and not self._owes:
+            return
+        self._wait()
+        record = DeltaRecord(
+            before["stream"],
+            before["number"] + 1,
+            before["id"],
+            state.step,
+            before["step"],
+            time.time(),
+            self._quant,
+            id=uuid.uuid4().hex,
+        )
+        self._model.settle()
+        tables = [self._changed(name, log) for name, log in self._logs.items()]
+        tables = [t for t in tables if len(t.keys) or len(t.gone) or t.stand_ins is not None]
+        arguments = (self._folder, self._prefix, record, tables, self._dense())
+        self._writing = self._writer.submit(write_delta, *arguments)
+        state.deltas = {**before, "number": record.number, "id": record.id, "step": state.step}
+        self._owes = False
+
+    def _changed(self, name: str, log: ChangeLog) -> ChangedTable:
+        changed = log.take()
+        return ChangedTable(name, log.table.spec.dim, self._features.get(name, ""), *changed)
