@@ -209,7 +209,8 @@ def _write_onnx(
     for items in (model.graph.value_info, model.graph.metadata_props, model.metadata_props):
         del items[:]
     onnx.checker.check_model(model)
-    content, weights = model.SerializeToString(deterministic=True), ()
+    content = model.SerializeToString(deterministic=True)
+    weights: tuple[WeightRecord, ...] = ()
     if movable is not None:
         content, weights = place_weights(model, movable)
     path.write_bytes(content)
