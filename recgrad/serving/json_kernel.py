@@ -169,7 +169,7 @@ def _quotient(mantissa: Any, divisor: Any) -> Any:
     return value, lost < middle * (1 - 1e-9)
 
 
-@cached_njit(nogil=True)
+@cached_njit(nogil=True, inline="always")
 def _value(
     text: Any,
     at: Any,
