@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from recgrad.check.rule import CHECKS, Context
+from recgrad.config.patterns import Pattern
 from recgrad.config.values import show
 
 _MAX_PATTERN = 1000
@@ -44,9 +43,7 @@ def _pattern_problem(pattern: str) -> str | None:
     if len(pattern) > _MAX_PATTERN:
         return f"longer than {_MAX_PATTERN} characters"
     try:
-        re.compile(pattern)
-    except re.error as error:
+        Pattern(pattern)
+    except ValueError as error:
         return str(error)
-    except (RecursionError, OverflowError):
-        return "nested or repeated too often"
     return None
