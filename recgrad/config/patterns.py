@@ -58,9 +58,9 @@ class Pattern:
         except ArrowInvalid as error:
             reason = str(error).rpartition(": ")[2]
             raise ValueError(
-                f"has a repeated group, over {_MOST_REPEATS} repeats or over {_MOST_CHOICES} choices: only RE2 "
-                f"bounds the time of such, and it does not take this one ({reason}); write it with fewer of "
-                "them, or without look-around"
+                f"has a repeated group, over {_MOST_REPEATS} repeats or over {_MOST_CHOICES} choices: only "
+                f"RE2 bounds the time of such, and it does not take this one ({reason}); write it with fewer "
+                "of them, or without look-around"
             ) from error
 
     def _linear(self, name: str) -> bool:
