@@ -359,7 +359,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these parts alone")
     parser.add_argument("--http_seconds", type=float, default=2)
-    parser.add_argument("--overload_seconds", type=float, default=12, help="60 for the whole minute")
+    parser.add_argument("--overload_seconds", type=float, default=20, help="60 for the whole minute")
     parser.add_argument("--large_rows", type=int, default=10_000_000)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

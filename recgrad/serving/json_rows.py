@@ -39,6 +39,7 @@ _LAYOUT = {
     pa.lib.Type_LARGE_STRING: layout.SPANS,
 }
 _FEW = 64
+_SHORT = 4096  # bytes
 MAX_SHAPES = 4
 """Groups of bodies with different keys that are read in one batch; the rest are read in another way."""
 
@@ -100,7 +101,7 @@ class BodyReader:
         data = np.frombuffer(text, np.uint8)
         ends = np.array([*accumulate(map(len, bodies))])
         # Each row has a bracket of its own; a text with brackets in it makes room for some rows more.
-        room = min(text.count(b"{"), max_rows * len(bodies)) + 1
+        room = min(brackets(text), max_rows * len(bodies)) + 1
         left = np.arange(len(bodies))
         groups: list[Read] = []
         others: list[int] = []
@@ -194,6 +195,13 @@ class BodyReader:
                 buffers = [mask, _narrow(cells[c, :rows], kind)]
             columns[name] = pa.Array.from_buffers(kind, rows, buffers, nulls)
         return columns
+
+
+def brackets(text: bytes) -> int:
+    """How many `{` a text has; bytes.count is slow where there are many."""
+    if len(text) < _SHORT:
+        return text.count(b"{")
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord("{")))
 
 
 def _narrow(values: Any, kind: pa.DataType) -> pa.Buffer:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from recgrad.serving.answers import ARROW, JSON, Answer, RequestError
 from recgrad.serving.batcher import Batcher, Waiting
 from recgrad.serving.holder import ModelHolder
+from recgrad.serving.json_rows import brackets
 from recgrad.serving.metrics import Metrics
 from recgrad.serving.recommending import IndexHolder
 from recgrad.serving.requests import JSON_KINDS, ScoreRequest, decode, plain_kind
@@ -155,7 +156,7 @@ class Service:
 def about_rows(request: HttpRequest) -> int:
     """About how many rows a request has: a bracket each, or some bytes of Arrow."""
     if plain_kind(request.kind) in JSON_KINDS:
-        return request.body.count(b"{")
+        return brackets(request.body)
     return len(request.body) // ARROW_ROW_BYTES
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from recgrad.data.faults import Faults
 from recgrad.serving.answers import RequestError
 from recgrad.serving.columns import RowReader
-from recgrad.serving.json_rows import BodyReader, Read
+from recgrad.serving.json_rows import BodyReader, Read, brackets
 from recgrad.serving.requests import decode
 
 SCHEMA = pa.schema(
@@ -280,3 +280,9 @@ def test_odd_bodies_still_get_the_words_of_the_other_reader() -> None:
         decode(b'{"rows": [{"n": 01}]}', "", max_rows=10)
     with pytest.raises(msgspec.DecodeError):
         msgspec.json.decode(b'{"rows": [{"n": 01}]}')
+
+
+@given(st.binary(max_size=50), st.integers(0, 200))
+def test_brackets_are_counted_in_short_and_long_texts(piece: bytes, times: int) -> None:
+    text = (piece + b"{") * times
+    assert brackets(text) == text.count(b"{")
