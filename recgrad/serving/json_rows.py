@@ -87,6 +87,7 @@ class BodyReader:
         self._offsets = np.cumsum([0, *map(len, names)])
         self._kinds = np.array([_KINDS.get(kind.id, kernel.OTHER) for kind in types.values()], np.int64)
         self._columns = list(types.items())
+        self._no_shape = np.full(len(self._kinds) + 1, -1)
         self._known = tuple(types)
         self._layout = tuple(_LAYOUT.get(kind.id, layout.NONE) for kind in types.values())
         self._limits = {
@@ -126,7 +127,7 @@ class BodyReader:
         size = (len(self._kinds), room)
         cells, stops = np.empty(size, np.int64), np.zeros(size, np.int64)
         states = np.empty(size, np.uint8)
-        shape = np.full(len(self._kinds) + 1, -1)
+        shape = self._no_shape.copy()
         found = np.zeros((len(bodies), kernel.FOUND), np.int64)
         rows = kernel.read_bodies(
             data, ends, wanted, max_rows, self._names, self._offsets, self._kinds, shape,
@@ -134,8 +135,9 @@ class BodyReader:
         )  # fmt: skip
         if not rows:
             return found, None
-        numbers = [number for number in wanted.tolist() if found[number, kernel.CODE] == kernel.READ]
-        lines = found[numbers].tolist()
+        every = found.tolist()
+        numbers = [number for number in wanted.tolist() if every[number][kernel.CODE] == kernel.READ]
+        lines = [every[number] for number in numbers]
         users: list[dict[str, Any] | None] = [None] * len(numbers)
         hard = False
         for at, (number, line) in enumerate(zip(numbers, lines)):

@@ -127,6 +127,7 @@ class PlainEncoder:
             line.numbers[at.COLUMN] = line_of[line.feature.columns[0]]
         self._features = np.array([line.numbers for line in self._lines], np.int64)
         self._floats = np.array([line.floats for line in self._lines], np.float64)
+        self._addresses = _address(self._features), _address(self._floats)
         self._known: list[_Places] = []
         self._cell_places: dict[tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]], _Places] = {}
         self._kernel = compiled(kernel.encode_rows).ctypes if self._lines else None
@@ -176,14 +177,11 @@ class PlainEncoder:
                 self._cell_places[key] = places
         if not len(places.lines):
             return None
-        numbers = places.lines[:, at.CHILD]
-        columns = np.empty((len(self._columns), at.COLUMN_COLUMNS), np.int64)
-        columns[:, at.VALUES] = _address(cells.values) + cells.values.strides[0] * numbers
-        columns[:, at.ENDS] = _address(cells.ends) + cells.ends.strides[0] * numbers
-        columns[:, at.VALID] = _address(cells.valid) + cells.valid.strides[0] * numbers
-        columns[:, at.VALID_BYTES] = 1
-        columns[:, at.FIRST] = 0
-        columns[:, at.DATA] = _address(cells.text)
+        first, step = np.zeros((2, at.COLUMN_COLUMNS), np.int64)
+        for place, array in ((at.VALUES, cells.values), (at.ENDS, cells.ends), (at.VALID, cells.valid)):
+            first[place], step[place] = _address(array), array.strides[0]
+        first[at.VALID_BYTES], first[at.DATA] = 1, _address(cells.text)
+        columns = first + step * places.lines[:, at.CHILD, None]
         return self._run(cells.size, 0, 0, places, columns)
 
     def _run(self, size: int, first: int, second: int, places: _Places, columns: Ints) -> PlainRows:
@@ -192,7 +190,7 @@ class PlainEncoder:
         odd = np.empty(len(self.features), np.int64)
         block = np.array(
             [0, 0, size, first, second, len(self._columns), _address(places.lines), _address(columns),
-             len(self.features), _address(self._features), _address(self._floats), _address(ids),
+             len(self.features), *self._addresses, _address(ids),
              _address(numbers), len(self.numbers), _address(odd)],
             np.int64,
         )  # fmt: skip
