@@ -5,6 +5,7 @@
 All run in one process on one thread, in turn, on the same ids; times are CPU time, medians over steps, so
 that a busy machine changes little. `step`: 26 tables of dim 16, batch 8192, Adagrad, 10 M live ids at
 capacity, 2 % of a batch new.
+`delta`: 1 M changed rows written, and taken up by served tables.
 `rows`: every vector of 10 M events is that of its own id. `drift`: click data whose ids change daily.
 """
 
@@ -15,20 +16,28 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from results.bars import Bar, describe_bar, write_bars
 
+from recgrad.embedding.deltas.reading import Delta, Part
+from recgrad.embedding.deltas.record import DeltaRecord
+from recgrad.embedding.deltas.writing import ChangedTable, write_delta
 from recgrad.embedding.living import COUNT, DISTANCE, LAST, NUM_ROWS, LivingSpec
+from recgrad.embedding.local.changes import ChangeLog
 from recgrad.embedding.local.engine import Ids, LocalEngine
 from recgrad.embedding.local.living.table import LivingTable
+from recgrad.embedding.mapped.moving import MovingTables
+from recgrad.embedding.mapped.writing import write_table
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.optim.sparse import SPARSE_OPTIMIZERS
 from recgrad.training.runtime import keep_freed_memory
 
 TABLES, BATCH, DIM = 26, 8192, 16
+DUMP_STEPS = 1000  # between two deltas, as the config has it by default
 FAR = 0x1F3D5B79ABCDEF01  # ids lie far apart
 Array = Any
 
@@ -259,7 +268,7 @@ def bench_drift() -> list[Bar]:
 
 
 def bench_torchrec(steps: int = 40) -> list[Bar]:
-    """A pass in training of one table at capacity, against TorchRec's remapping of the same ids alone."""
+    """A forward pass in training of one table at capacity, ids to rows to vectors, on both sides."""
     try:
         from torchrec.modules.mc_modules import DistanceLFU_EvictionPolicy, MCHManagedCollisionModule
         from torchrec.sparse.jagged_tensor import JaggedTensor
@@ -278,6 +287,7 @@ def bench_torchrec(steps: int = 40) -> list[Bar]:
         input_hash_size=2**62,
     )
     peer.train()
+    weights = torch.nn.Embedding(size, DIM)
     own: list[float] = []
     theirs: list[float] = []
     for step in range(steps + 50):
@@ -293,7 +303,7 @@ def bench_torchrec(steps: int = 40) -> list[Bar]:
         begin = time.process_time()
         subject.engine(subject.ids(numbers)).pooled(subject.keys)
         middle = time.process_time()
-        peer.remap(peer.profile(features))
+        weights(peer.remap(peer.profile(features))["f"].values())
         end = time.process_time()
         if step >= 50:
             own.append(middle - begin)
@@ -304,6 +314,55 @@ def bench_torchrec(steps: int = 40) -> list[Bar]:
     ]
 
 
+def bench_delta(steps: int = 60) -> list[Bar]:
+    """What a delta of 1 M changed rows costs the run, and how fast a served table takes it up."""
+    random = np.random.default_rng(6)
+    plain, tracked = Subject("plain", None, 1 << 30), Subject("tracked", None, 1 << 30)
+    logs = {name: ChangeLog(table) for name, table in tracked.engine.tables.items()}
+    gradient = torch.randn(BATCH, TABLES * DIM) * 0.01
+    rows = 1_000_000 // TABLES + 1
+    for step in range(steps):
+        first = 7 * rows * step // steps  # about 1 M rows are changed in the second half
+        for subject in (plain, tracked) if step % 2 else (tracked, plain):
+            numbers = random.integers(first, first + rows // 4, (BATCH, TABLES))
+            subject.step(numbers, gradient)
+    step_seconds = median(plain.seconds)
+    marking = max(median(tracked.seconds) / step_seconds - 1, 0.0)
+    for log in logs.values():
+        log.take()
+    for begin in range(0, rows, BATCH):
+        tracked.step(np.repeat((begin + np.arange(BATCH))[:, None] % rows, TABLES, axis=1), gradient)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        begin = time.process_time()
+        tables = [ChangedTable(t, DIM, t, *log.take()) for t, log in logs.items()]
+        changed = sum(len(table.keys) for table in tables)
+        record = write_delta(folder, "d", DeltaRecord("s", 1, "", 1, 0, 0.0, "NONE"), tables, {})
+        dump = time.process_time() - begin
+        bundle = folder / "bundle"
+        bundle.mkdir()
+        records = []
+        for i, table in enumerate(tracked.engine.tables.values()):
+            touched = len(table.touched_rows()[0])
+            records.append(
+                write_table(bundle, str(i), table.spec, touched, table.pieces(), precision="FP32", seed=0)
+            )
+        served = MovingTables(bundle, records, [])
+        for part in Delta(folder, record).parts():  # compiles
+            served.apply(Part(part.table, part.op, part.keys[:10], part.weights[:10]))
+        begin = time.process_time()
+        for part in Delta(folder, record).parts():
+            served.apply(part)
+        replay = time.process_time() - begin
+    share = dump / (DUMP_STEPS * step_seconds)
+    note = f"{dump:.2f} s for {changed:,} rows, {DUMP_STEPS} steps of {step_seconds * 1e3:.0f} ms"
+    note += f"; marking rows {marking:.1%}"
+    return [
+        Bar("a dump of 1 M changed rows / the steps between two", share + marking, 0.05, False, note),
+        Bar("million rows a second of a delta into served tables", changed / replay / 1e6, 1.0, True),
+    ]
+
+
 def main() -> None:
     """Run the benchmarks and print their bars."""
     parser = argparse.ArgumentParser(
@@ -311,7 +370,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--live", type=int, default=10_000_000)
-    parser.add_argument("--only", nargs="*", default=["step", "rows", "drift", "torchrec"])
+    parser.add_argument("--only", nargs="*", default=["step", "rows", "drift", "torchrec", "delta"])
     args = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(1)
@@ -320,6 +379,7 @@ def main() -> None:
         "rows": bench_rows,
         "drift": bench_drift,
         "torchrec": bench_torchrec,
+        "delta": bench_delta,
     }
     bars = []
     for name, run in runs.items():

@@ -62,8 +62,8 @@ def golden() -> pa.Table:
     )
 
 
-def write_real_bundle(folder: Path) -> Path:
-    """A bundle of a model with ids, numbers, texts and lists."""
+def write_real_bundle(folder: Path, *, deltas: dict[str, Any] | None = None) -> Path:
+    """A bundle of a model with ids, numbers, texts and lists; `deltas`: where its stream stands."""
     pytest.importorskip("onnxruntime")
     pytest.importorskip("granian")
     registration = pytest.importorskip("torch.onnx._internal.exporter._registration")
@@ -83,7 +83,8 @@ def write_real_bundle(folder: Path) -> Path:
         for table in engine.tables.values():
             rows = np.arange(0, table.spec.num_rows, 3)
             table.write(rows, np.random.default_rng(5).normal(size=(len(rows), 4)).astype(np.float32))
-        write_bundle(folder, Trained(config, task, features, 3, {"auc": 0.75}), golden(), precision="FP32")
+        trained = Trained(config, task, features, 3, {"auc": 0.75}, deltas=deltas or {})
+        write_bundle(folder, trained, golden(), precision="FP32")
     finally:
         registry.from_torchlib = known
     return folder
