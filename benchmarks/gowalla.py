@@ -45,9 +45,8 @@ def towers(folder: Path, seed: int, epochs: int) -> dict[str, float]:
     if epochs:
         ratio = epochs / config.train_config.num_epochs
         config.train_config.num_epochs = epochs
-        for half in (config.train_config.sparse_optimizer, config.train_config.dense_optimizer):
-            schedule = half.linear_decay_learning_rate
-            schedule.decay_size = max(1, round(schedule.decay_size * ratio))
+        schedule = config.train_config.sparse_optimizer.linear_decay_learning_rate
+        schedule.decay_size = max(1, round(schedule.decay_size * ratio))
     metrics = recgrad.train(config).metrics
     return {name: metrics[f"catalogue_{name}@{K}"] for name in GOALS}
 
