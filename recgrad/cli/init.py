@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from recgrad.cli.command import COMMANDS, Command
 from recgrad.cli.console import table_console
@@ -30,15 +30,18 @@ class Init(Command):
         parser.add_argument("data", metavar="DATA", nargs="+", help="parquet or text files, globs, folders")
         parser.add_argument("--out", required=True, metavar="DIR", help="folder to write into")
         parser.add_argument(
-            "--label", metavar="COLUMNS", help="what to learn; several, joined by commas, for several tasks"
+            "--label",
+            metavar="COLUMNS",
+            help="what to learn: two values, classes 0, 1, 2 …, or a number; a,b for several tasks",
         )
         parser.add_argument("--time", default="", metavar="COLUMN", help="the time of a row")
         parser.add_argument("--user", default="", metavar="COLUMN", help="who a row is about")
         parser.add_argument("--item", default="", metavar="COLUMN", help="what was shown")
         parser.add_argument(
             "--task",
-            choices=["ctr", "multi-task", "sequence"],
-            help="one label, several labels, or what comes next of a user (default: by --label)",
+            choices=["ctr", "multi-task", "retrieval", "sequence"],
+            help="one label, several labels, two towers that find items, or what comes next of a user "
+            "(default: by --label)",
         )
         parser.add_argument(
             "--eval", default="", metavar="DATA", help="rows to evaluate on, instead of a split"
@@ -65,8 +68,8 @@ class Init(Command):
     def run(self, args: argparse.Namespace) -> int:
         """Look, decide, write."""
         try:
-            if args.task == "sequence":
-                return _sequence(args)
+            if args.task in ("retrieval", "sequence"):
+                return _events(args)
             return _table(args)
         except OSError as error:
             raise RecgradError(f"init: {error.filename or args.out}: {system_reason(error)}") from error
@@ -94,30 +97,63 @@ def _table(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sequence(args: argparse.Namespace) -> int:
-    """What comes next of a user: histories, with each user's last events held back."""
+def _events(args: argparse.Namespace) -> int:
+    """What users do, as histories, each user's last events held back: for towers, or for what comes next."""
+    from pathlib import Path
+
     from recgrad.histories import HistorySettings, write_histories
     from recgrad.histories.config import write_config
+    from recgrad.histories.retrieval_config import write_retrieval_config
     from recgrad.starting.roles import event_columns
     from recgrad.starting.source import open_source
 
-    for flag in ("label", "eval", "split", "keep", "ignore", "names"):
+    towers = args.task == "retrieval"
+    for flag in ("eval", "split", "keep", "ignore", "names", *(() if towers else ("label",))):
         if getattr(args, flag):
             raise RecgradError(
-                f"init: --{flag} does not go with --task sequence; see `recgrad sequences --help`"
+                f"init: --{flag} does not go with --task {args.task}; see `recgrad sequences --help`"
             )
     path = ",".join(args.data)
     reader, _ = open_source(path)
     user, item, time = event_columns(reader.schema, args.user, args.item, args.time)
-    settings = HistorySettings(user=user, item=item, time=time)
+    if towers and (Path(args.out) / "pipeline.config").exists():
+        raise RecgradError(f"init: {args.out}/pipeline.config exists; remove it or choose another --out")
+    if towers:
+        path = _positive(path, reader.schema, args.label)
+        # Towers see a mean of few events; each event of a user is a row to learn.
+        settings = HistorySettings(user=user, item=item, time=time, max_length=50, stride=1)
+    else:
+        settings = HistorySettings(user=user, item=item, time=time)
     report = write_histories(path, args.out, settings)
-    config = write_config(args.out, settings, report)
+    config = (write_retrieval_config if towers else write_config)(args.out, settings, report)
     say(f"users: {user}, items: {item}, times: {time or 'none, rows are in order'}")
+    if towers:
+        kept = f"events where {args.label} is 1" if args.label else "all events (--label keeps those of 1)"
+        say(f"learned: {kept}; {report.items:,} items, {report.users:,} users")
     say("each user's last event tests, the one before it validates")
     for name, rows in report.rows.items():
         say(f"  {name + '.parquet':<14} {rows:>12,} rows")
     say(f"wrote {config}; train with: recgrad train {config}")
     return 0
+
+
+def _positive(path: str, schema: Any, label: str | None) -> str:
+    """The events that are learned: those whose label is 1."""
+    import pyarrow as pa
+
+    from recgrad.data.readers.where_text import split_where
+    from recgrad.errors import nearest
+
+    if not label:
+        return path
+    if label not in schema.names:
+        raise RecgradError(f"init: there is no column '{label}'{nearest(label, schema.names)}")
+    kind = schema.field(label).type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise RecgradError(f"init: --label {label} is {kind}; for retrieval it is 1 where an event is wanted")
+    files, already = split_where(path)
+    both = f"({already}) and " if already else ""
+    return f"{files} where {both}`{label}` = 1"
 
 
 def _list(text: str | None) -> list[str]:

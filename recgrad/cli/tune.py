@@ -40,7 +40,7 @@ class Tune(Command):
         parser.add_argument(
             "--space",
             metavar="SPACE.yaml",
-            help="paths of the config and their values (default: rates, decay, widths, dropout, batch size)",
+            help="paths of the config and their values (default: rates, schedules, widths, dropout …)",
         )
         parser.add_argument("--trials", type=int, default=30, metavar="N", help="(default: %(default)s)")
         parser.add_argument(

@@ -19,10 +19,15 @@ from typing import Any
 
 from recgrad.config import PipelineConfig, edit_config
 from recgrad.config.messages import shortest_float
+from recgrad.data.readers.build import open_reader
 from recgrad.errors import ConfigError, Problem, RecgradError, nearest, system_reason
 
 _KINDS = ("log", "range", "int", "choices")
 _HALVES = ("sparse_optimizer", "dense_optimizer")
+SCHEDULE = "schedule"
+"""A dimension of the default space that is no path: the schedules of both halves."""
+AS_IT_IS, INVERSE_SQRT, _LINE = "as it is", "inverse square root", "line to 0 over "
+_WARMUP = 100
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,27 @@ def _plain(value: Any) -> Any:
 
 def edits_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The edits of a config that the parameters of a trial are."""
-    return {path.strip(): value for paths, value in parameters.items() for path in paths.split(";")}
+    edits = {
+        path.strip(): value
+        for paths, value in parameters.items()
+        if paths != SCHEDULE
+        for path in paths.split(";")
+    }
+    return edits | _schedule_edits(
+        str(parameters.get(SCHEDULE, AS_IT_IS)), edits.get("data_config.batch_size")
+    )
+
+
+def _schedule_edits(choice: str, batch: Any) -> dict[str, Any]:
+    """The schedules of both halves; a line down to 0 ends where the run does, whatever the batch is."""
+    if choice == AS_IT_IS:
+        return {}
+    kind, value = "inverse_sqrt_learning_rate", {"warmup_size": _WARMUP}
+    if choice != INVERSE_SQRT:
+        count, unit = choice.removeprefix(_LINE).split()
+        size = int(count) if unit == "steps" else -(-int(count) // int(batch or 1024))
+        kind, value = "linear_decay_learning_rate", {"decay_size": max(size, 1)}
+    return {f"train_config.{half}.{kind}": value for half in _HALVES}
 
 
 def load_space(path: str | Path) -> list[Dimension]:
@@ -122,8 +147,8 @@ def check_space(config: PipelineConfig, space: list[Dimension]) -> None:
 
 
 def default_space(config: PipelineConfig) -> list[Dimension]:
-    """Rates of both halves, decay, widths, dropout and batch size, around the config's own values."""
-    space = list(_rates(config))
+    """Rates of both halves, decay, schedules, widths, dropout and batch size, around the config's own."""
+    space = [*_rates(config), _schedules(config)]
     batch = config.data_config.batch_size
     space.append(Dimension("data_config.batch_size", "choices", (max(batch // 2, 1), batch, 2 * batch)))
     dims = _embedding_dims(config)
@@ -145,6 +170,22 @@ def _rates(config: PipelineConfig) -> Iterator[Dimension]:
             yield Dimension(f"{path}.lr", "log", (rate / 5, rate * 5))
         if half == "dense_optimizer" and "weight_decay" in optimizer.DESCRIPTOR.fields_by_name:
             yield Dimension(f"{path}.weight_decay", "log", (1e-8, 1e-2))
+
+
+def _schedules(config: PipelineConfig) -> Dimension:
+    """The schedules of both halves: as the config has them, 1/√n, or a line that ends with the run."""
+    settings = config.train_config
+    choices = [AS_IT_IS, INVERSE_SQRT]
+    if settings.num_steps:
+        choices.append(f"{_LINE}{settings.num_steps} steps")
+    else:
+        try:
+            rows = open_reader(config.train_input_path, config.data_config).num_rows
+        except (RecgradError, OSError):  # the run itself says what is wrong with the data
+            rows = 0
+        if rows:
+            choices.append(f"{_LINE}{rows * max(settings.num_epochs, 1)} rows")
+    return Dimension(SCHEDULE, "choices", tuple(choices))
 
 
 def _embedding_dims(config: PipelineConfig) -> Dimension | None:

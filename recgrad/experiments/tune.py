@@ -6,8 +6,11 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from recgrad.config import PipelineConfig, edit_config, save_config
 from recgrad.config.messages import chosen
@@ -98,24 +101,69 @@ def open_study(settings: TuneSettings) -> Any:
     """The study: a new one, or that of an earlier call, also of other processes and machines."""
     optuna = import_optuna()
     settings.out.mkdir(parents=True, exist_ok=True)
-    storage: Any = settings.storage
-    if not storage:
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-
-        storage = JournalStorage(JournalFileBackend(str(settings.out / JOURNAL)))
-    study = optuna.create_study(
+    return optuna.create_study(
         study_name=STUDY,
-        storage=storage,
+        storage=_storage(settings),
         load_if_exists=True,
         direction="maximize" if settings.larger_is_better else "minimize",
-        # Processes draw from generators of their own, or all would try the same.
-        sampler=optuna.samplers.TPESampler(
-            seed=settings.seed + os.getpid(), multivariate=True, constant_liar=True
-        ),
+        sampler=_numbered_sampler(settings.seed),
         pruner=optuna.pruners.HyperbandPruner(min_resource=1, reduction_factor=3),
     )
-    return study
+
+
+def _storage(settings: TuneSettings) -> Any:
+    """Where the study is kept: a journal in the folder, or what Optuna opens at a URL."""
+    from optuna import storages
+
+    if not settings.storage:
+        from optuna.storages.journal import JournalFileBackend
+
+        return storages.JournalStorage(JournalFileBackend(str(settings.out / JOURNAL)))
+    url = settings.storage
+    if url.startswith("postgresql://") and find_spec("psycopg2") is None and find_spec("psycopg") is not None:
+        url = url.replace("postgresql://", "postgresql+psycopg://", 1)
+    try:
+        return storages.get_storage(url)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RecgradError(
+            f"tune: --storage {settings.storage} cannot be opened ({reason}); give a URL such as "
+            "sqlite:///study.db, or postgresql://… with pip install 'recgrad[postgres]'"
+        ) from error
+
+
+def _numbered_sampler(seed: int) -> Any:
+    """TPE whose random numbers depend on the seed and the trial's number alone.
+
+    So processes try different settings, and a search with one job is the same whenever it is made.
+    """
+    optuna = import_optuna()
+
+    class Numbered(optuna.samplers.BaseSampler):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            self._sampler = self._of(0)
+
+        def _of(self, number: int) -> Any:
+            own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+            return optuna.samplers.TPESampler(seed=own, multivariate=True, constant_liar=True)
+
+        def before_trial(self, study: Any, trial: Any) -> None:
+            self._sampler = self._of(trial.number)
+            self._sampler.before_trial(study, trial)
+
+        def infer_relative_search_space(self, study: Any, trial: Any) -> Any:
+            return self._sampler.infer_relative_search_space(study, trial)
+
+        def sample_relative(self, study: Any, trial: Any, search_space: Any) -> Any:
+            return self._sampler.sample_relative(study, trial, search_space)
+
+        def sample_independent(self, *arguments: Any) -> Any:
+            return self._sampler.sample_independent(*arguments)
+
+        def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None:
+            self._sampler.after_trial(study, trial, state, values)
+
+    return Numbered()
 
 
 def resume_killed(study: Any, *, alive: Callable[[str], bool] | None = None) -> int:

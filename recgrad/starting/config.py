@@ -109,19 +109,17 @@ def _model(roles: Roles) -> str:
     normalized = any(choice.role == "number" for choice in roles.inputs())
     fields = '["*", "!*' + NORMALIZED + '"]' if normalized else '"*"'
     deep = _deep_group(roles, '"*"')
-    grouped = f"    metrics {{ grouped_auc {{ grouping_key: {quote(roles.user)} }} }}\n" if roles.user else ""
     if len(roles.labels) > 1:
         towers = "".join(
             f"    task_towers {{\n      tower_name: {quote(label)} label_name: {quote(label)}\n"
-            "      mlp { hidden_units: [64] }\n      losses { binary_cross_entropy {} }\n"
-            f"      metrics {{ auc {{}} }}\n  {grouped}    }}\n"
+            f"      mlp {{ hidden_units: [64] }}\n{_objective(roles, label, '      ')}    }}\n"
             for label in roles.labels
         )
         return (
             f"model_config {{\n{deep}  mmoe {{  # experts that the tasks share, each by weights of its own\n"
             f"    expert_mlp {{ hidden_units: [256, 128] }}\n    num_expert: 4\n{towers}  }}\n}}\n"
         )
-    tail = "  losses { binary_cross_entropy {} }\n  metrics { auc {} }\n" + grouped[2:]
+    tail = _objective(roles, roles.labels[0], "  ")
     if not ids:
         return (
             f"model_config {{\n{deep}  multi_tower {{  # numbers alone: a plain network\n"
@@ -138,6 +136,25 @@ def _model(roles: Roles) -> str:
         "    wide_embedding_dim: 4\n"
         f"  }}\n{tail}}}\n"
     )
+
+
+def _objective(roles: Roles, label: str, indent: str) -> str:
+    """Loss and metrics of a label: of two values, of classes, or a number."""
+    kind = roles.classes.get(label, 2)
+    if kind == 0:
+        lines = [
+            "losses { l2_loss {} }",
+            "metrics { mean_squared_error {} }",
+            "metrics { mean_absolute_error {} }",
+        ]
+    elif kind > 2:
+        lines = [f"num_class: {kind}", "losses { softmax_cross_entropy {} }"]
+        lines += ["metrics { accuracy {} }", "metrics { multiclass_auc {} }"]
+    else:
+        lines = ["losses { binary_cross_entropy {} }", "metrics { auc {} }"]
+        if roles.user:
+            lines.append(f"metrics {{ grouped_auc {{ grouping_key: {quote(roles.user)} }} }}")
+    return "".join(f"{indent}{line}\n" for line in lines)
 
 
 def _deep_group(roles: Roles, names: str) -> str:

@@ -15,6 +15,7 @@ from recgrad.data.hashing import hash_array
 _MIN_PAIRS = 20
 _MODE_ROWS = 20_000
 _CONSTANT = 0.95
+_BUCKETS = 64
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ def tells(values: pa.ChunkedArray, codes: Any, target: Any) -> Evidence:
     scores = _rates(codes, labels, train)
     auc = _auc(scores[~train], labels[~train])
     column = one_chunk(values)
+    buckets = _buckets(column)
+    if buckets is not None:
+        scores = _rates(buckets[known], labels, train)
+        auc = max(auc, _auc(scores[~train], labels[~train]))
     if not (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
         return Evidence(auc)
     numbers = column.cast(pa.float64()) if not pa.types.is_boolean(column.type) else column.cast(pa.int8())
@@ -55,6 +60,18 @@ def tells(values: pa.ChunkedArray, codes: Any, target: Any) -> Evidence:
     if rate >= 0.5:
         return Evidence(auc, rate, 1, rate / base)
     return Evidence(auc, 1 - rate, 0, (1 - rate) / (1 - base))
+
+
+def _buckets(column: Any) -> Any:
+    """Buckets of equally many rows of a column of numbers, whose values may each stand once; else None."""
+    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+        return None
+    numbers = np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    if not len(finite):
+        return None
+    edges = np.quantile(finite, np.arange(1, _BUCKETS) / _BUCKETS)
+    return np.where(np.isfinite(numbers), np.searchsorted(edges, numbers, side="right"), _BUCKETS)
 
 
 class Groups:

@@ -55,3 +55,4 @@ NUMBER_NAME = re.compile(
 )
 WEIGHT = re.compile(r"(^|_)(instance|sample|row|case)_?weight$", re.IGNORECASE)
 SEPARATORS = (",", "|", ";", "\x1d", "\x03", "\x02", " ")
+RATING = re.compile(r"(^|_)(rating|ratings|stars?|score|grade|count|cnt|num)\d*$", re.IGNORECASE)

@@ -20,6 +20,7 @@ from recgrad.starting.naming import (
     LABELS,
     NUMBER_NAME,
     OUTCOME,
+    RATING,
     SEPARATORS,
     TIME_NAME,
     TIMES,
@@ -32,6 +33,7 @@ from recgrad.starting.times import TimeFormat, time_format
 MOST_WORDS = 100
 """A column of at most so many values gets a vocabulary, whose words never share a row of the table."""
 LEAK_AUC = 0.95
+MOST_CLASSES = 50
 _TEXT_LENGTH = 60
 
 
@@ -73,7 +75,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Roles:
-    """The choice for every column, and which are the special ones."""
+    """The choice for every column, and which are the special ones.
+
+    `positives` has the value that counts as 1 of labels of two others; `classes` the number of classes of
+    labels of more than two values, 0 for a number to be predicted.
+    """
 
     choices: list[Choice]
     labels: tuple[str, ...]
@@ -82,6 +88,7 @@ class Roles:
     time: str
     time_format: TimeFormat | None
     positives: dict[str, str]
+    classes: dict[str, int] = field(default_factory=dict)
 
     def inputs(self) -> list[Choice]:
         """Columns that the model learns from."""
@@ -133,7 +140,10 @@ def find_roles(profile: Profile, asked: Asked) -> Roles:
     item = asked.item or find_named(profile, ITEMS, taken | {user})
     time, form = _find_time(profile, asked, taken | {user, item})
     positives = {name: _check_label(profile, name) for name in labels}
+    classes = {name: kind for name in labels if (kind := label_classes(profile.columns[name])) != 2}
     target = _target(profile, labels[0], positives[labels[0]])
+    if labels[0] in classes:
+        target = _upper_half(target)
     sample = profile.sample
     groups = {side: Groups(sample, name) for side, name in (("user", user), ("item", item)) if name}
     sides: dict[str, str] = {user: "user", item: "item"}
@@ -153,7 +163,8 @@ def find_roles(profile: Profile, asked: Asked) -> Roles:
         choice = choice or _input(profile, column, item)
         choice.side = sides.get(name, "context")
         choices.append(choice)
-    return Roles(choices, labels, user, item, time, form, {k: v for k, v in positives.items() if v})
+    said = {k: v for k, v in positives.items() if v}
+    return Roles(choices, labels, user, item, time, form, said, classes)
 
 
 def _find_time(profile: Profile, asked: Asked, taken: set[str]) -> tuple[str, TimeFormat | None]:
@@ -183,14 +194,36 @@ def _check_label(profile: Profile, name: str) -> str:
     if _is_binary(column) and not is_text(column.kind) and column.low != -1:
         return ""
     if column.distinct != 2:
-        raise DataError(
-            f"init: label '{name}' has {column.distinct} values; a click model learns one with two. Make one "
-            "(1 for a rating of 4 and more, say), or choose another with --label"
-        )
+        if not is_number(column.kind):
+            raise DataError(
+                f"init: label '{name}' has {column.distinct} values of {column.kind}; number them 0, 1, 2 … "
+                "to learn classes, make one of two values, or choose another with --label"
+            )
+        return ""
     counts = pc.value_counts(profile.sample.column(name).drop_null()).to_pylist()
     if column.low == -1:
         return "1"
     return str(min(counts, key=lambda entry: entry["counts"])["values"]).strip()
+
+
+def label_classes(column: Column) -> int:
+    """How many classes a label has: 2, more for whole numbers 0, 1, 2 … without a gap, 0 for a number.
+
+    Ratings are numbers, whatever values they have: 4 is nearer to 5 than 1 is.
+    """
+    if column.distinct <= 2:
+        return 2
+    whole = pa.types.is_integer(column.kind) and column.low == 0 and column.high == column.distinct - 1
+    return (
+        column.distinct if whole and column.distinct <= MOST_CLASSES and not RATING.search(column.name) else 0
+    )
+
+
+def _upper_half(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """1 for what is above the median, so that what gives the label away is found as for two values."""
+    middle = np.nanmedian(values)
+    middle = middle if middle < np.nanmax(values) else np.nanmin(values)
+    return np.where(np.isnan(values), np.nan, (values > middle).astype(np.float64))
 
 
 def _target(profile: Profile, name: str, positive: str) -> np.ndarray[Any, Any]:
@@ -218,7 +251,15 @@ def _special(
     if name in asked.ignore:
         return Choice(column, "ignored", "as asked")
     if name in labels:
-        what = f"learned; 1 for {positives[name]!r}" if positives[name] else "learned"
+        kind = label_classes(column)
+        what = (
+            "learned"
+            if kind == 2
+            else f"learned; {kind} classes"
+            if kind
+            else "learned; a number (regression)"
+        )
+        what = f"{what}; 1 for {positives[name]!r}" if positives[name] else what
         return Choice(column, "label", what)
     if name == time and name not in asked.keep:
         return Choice(column, "time", "splits the rows; no input, since new rows have new times")

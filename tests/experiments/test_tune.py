@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from recgrad.config import PipelineConfig, edit_config, load_config
 from recgrad.config.expand import expand_config
 from recgrad.errors import ConfigError, RecgradError
 from recgrad.experiments.runs import find_runs
-from recgrad.experiments.space import Dimension, check_space, default_space, edits_of, load_space
+from recgrad.experiments.space import SCHEDULE, Dimension, check_space, default_space, edits_of, load_space
 from recgrad.experiments.tune import TuneSettings, find_metric, open_study, resume_killed, run_trials
 from recgrad.experiments.tune_page import importance, write_page
 from recgrad.starting import InitSettings, begin
@@ -56,6 +58,7 @@ def test_the_default_space_fits_the_config(config: PipelineConfig) -> None:
         "embedding_dim",
         "hidden_units",
         "dropout_ratio",
+        "schedule",
     }
 
 
@@ -168,3 +171,77 @@ def test_two_processes_share_a_study(path: Path, tmp_path: Path) -> None:
         run.config.train_config.sparse_optimizer.adagrad_optimizer.lr for run in find_runs(tmp_path / "t")
     ]
     assert len(rates) == len(set(rates)) == 4
+
+
+def test_what_a_trial_tries_depends_on_its_number_and_not_on_the_process(
+    config: PipelineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    tried = []
+    for process in (11, 12):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        study = open_study(settings_of(config, tmp_path / str(process), 4, seed=3))
+        for number in range(14):  # the first ten are drawn freely, the others by what was found
+            trial = study.ask()
+            lr = trial.suggest_float("lr", 0.0, 1.0)
+            study.tell(trial, (lr - 0.3) ** 2 + number * 1e-3)
+        tried.append([trial.params["lr"] for trial in study.trials])
+    assert tried[0] == tried[1]
+    assert len(set(tried[0])) == 14
+    other = open_study(settings_of(config, tmp_path / "other", 4, seed=4))
+    assert other.ask().suggest_float("lr", 0.0, 1.0) != tried[0][0]
+
+
+def test_schedules_of_the_default_space_end_with_the_run(config: PipelineConfig) -> None:
+    (dimension,) = [one for one in default_space(config) if one.path == SCHEDULE]
+    as_it_is, root, line = dimension.values
+    assert edits_of({SCHEDULE: as_it_is}) == {}
+    rooted = edit_config(config, edits_of({SCHEDULE: root}))
+    assert rooted.train_config.dense_optimizer.HasField("inverse_sqrt_learning_rate")
+    rows = int(line.split()[-2])
+    assert 0.8 * 1200 * config.train_config.num_epochs < rows < 1200 * config.train_config.num_epochs
+    for batch in (64, 128):
+        edits = edits_of({SCHEDULE: line, "data_config.batch_size": batch})
+        edited = edit_config(config, edits).train_config
+        for half in (edited.sparse_optimizer, edited.dense_optimizer):
+            assert half.linear_decay_learning_rate.decay_size == -(-rows // batch)
+    steps = PipelineConfig()
+    steps.CopyFrom(config)
+    steps.train_config.ClearField("num_epochs")
+    steps.train_config.num_steps = 50
+    (dimension,) = [one for one in default_space(steps) if one.path == SCHEDULE]
+    edited = edit_config(steps, edits_of({SCHEDULE: dimension.values[-1], "data_config.batch_size": 7}))
+    assert edited.train_config.dense_optimizer.linear_decay_learning_rate.decay_size == 50
+
+
+def test_a_study_may_be_in_a_database(config: PipelineConfig, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/study.db"
+    settings = settings_of(config, tmp_path / "out", 2, storage=url)
+    run_trials(open_study(settings), settings, lambda _: None)
+    assert len(open_study(settings).trials) == 2
+    assert not (tmp_path / "out/study.journal").exists()
+    with pytest.raises(RecgradError, match="--storage"):
+        open_study(settings_of(config, tmp_path / "out", 2, storage="nosuch://here"))
+
+
+@pytest.mark.slow
+def test_processes_share_a_study_in_postgresql(config: PipelineConfig, tmp_path: Path) -> None:
+    pgserver = pytest.importorskip("pgserver")
+    pytest.importorskip("psycopg")
+    # Not below pytest's folder, which each start of pytest closes to other users, such as PostgreSQL's.
+    place = Path(tempfile.mkdtemp(prefix="recgrad-postgres-"))
+    server = pgserver.get_server(place / "data", cleanup_mode="stop")
+    try:
+        settings = settings_of(config, tmp_path / "out", 2, storage=server.get_uri())
+        study = open_study(settings)
+        trial = study.ask()
+        trial.suggest_float(LR, 1e-4, 0.5, log=True)
+        study.tell(trial, 0.5)
+        again = open_study(settings)
+        run_trials(again, settings, lambda _: None)
+        assert [one.number for one in study.trials] == [0, 1]
+        assert find_runs(tmp_path / "out")
+    finally:
+        server.cleanup()
+        shutil.rmtree(place, ignore_errors=True)

@@ -162,7 +162,7 @@ def test_null_labels_are_left_out(tmp_path: Path) -> None:
 BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("constant", {"click": [1] * 50}, {"labels": ("click",)}, "is constant (1 in every row)"),
     ("null", {"click": pa.array([None] * 50, pa.int64())}, {"labels": ("click",)}, "null in every row"),
-    ("values", {"stars": list(range(1, 6)) * 10}, {"labels": ("stars",)}, "has 5 values"),
+    ("values", {"stars": list("abcde") * 10}, {"labels": ("stars",)}, "has 5 values"),
     ("unknown", {"click": [0, 1] * 25}, {"labels": ("clik",)}, "did you mean 'click'?"),
     ("which", {"a": [0, 1] * 25}, {}, "which column is the label?"),
     (
@@ -256,3 +256,88 @@ def test_the_profile_is_that_of_all_rows(path: str) -> None:
         max(values),
     )
     assert fans.distinct == pytest.approx(len(set(values)), rel=0.05)
+
+
+def labelled(rows: int = 1500) -> pa.Table:
+    rng = np.random.default_rng(0)
+    user, item = rng.integers(0, 60, rows), rng.integers(0, 40, rows)
+    rating = np.clip(np.round(3 + (user % 5 - 2) * 0.8 + rng.normal(0, 0.4, rows)), 1, 5).astype(int)
+    kind = np.where(rng.random(rows) < 0.2, rng.integers(0, 4, rows), user % 4)
+    return pa.table(
+        {
+            "user_id": user,
+            "item_id": item,
+            "rating": rating,
+            "kind": kind,
+            "colour": [["red", "green", "blue"][k % 3] for k in kind],
+            "leak": rating * 2.0 + rng.normal(0, 0.01, rows),
+        }
+    )
+
+
+def test_labels_of_more_than_two_values(tmp_path: Path) -> None:
+    """Ratings are numbers, whole numbers from 0 on are classes; what gives them away is left out."""
+    pq.write_table(labelled(), tmp_path / "log.parquet")
+    path = str(tmp_path / "log.parquet")
+    found = run(path, tmp_path / "a", asked={"labels": ("rating",), "ignore": frozenset({"colour"})})
+    by_name = {choice.name: choice for choice in found.roles.choices}
+    assert "regression" in by_name["rating"].reason
+    assert by_name["leak"].role == "outcome"
+    assert check_everything(str(found.config)).ok
+    result = train(
+        str(found.config), edit_config_json={"data_config.batch_size": 64, "train_config.num_epochs": 8}
+    )
+    assert result.metrics["mean_squared_error"] < 0.8, "guessing the mean has 1.4"
+    both = run(
+        path, tmp_path / "b", asked={"labels": ("kind", "rating"), "ignore": frozenset({"colour", "leak"})}
+    )
+    assert both.roles.classes == {"kind": 4, "rating": 0}
+    config = load_config(both.config)
+    assert [tower.num_class for tower in config.model_config.mmoe.task_towers] == [4, 1]
+    assert check_everything(str(both.config)).ok
+    with pytest.raises(DataError, match="number them"):
+        run(path, tmp_path / "c", asked={"labels": ("colour",)})
+
+
+def test_a_number_that_gives_the_label_away_is_found_although_each_value_stands_once(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    click = (rng.random(2000) < 0.3).astype(int)
+    columns = {"click": click, "seconds": click * 10 + rng.random(2000), "x": rng.normal(size=2000)}
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    roles = {c.name: c.role for c in run(str(tmp_path / "log.parquet"), tmp_path / "out").roles.choices}
+    assert roles == {"click": "label", "seconds": "outcome", "x": "number"}
+
+
+def test_two_towers_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    user = rng.integers(0, 120, 4000)
+    item = user % 6 * 20 + rng.integers(0, 20, 4000)
+    columns = {"user_id": user, "item_id": item, "timestamp": 1_700_000_000 + np.arange(4000)}
+    click = (rng.random(4000) < 0.7).astype(int)
+    pq.write_table(pa.table({**columns, "click": click}), tmp_path / "log.parquet")
+    out = tmp_path / "out"
+    line = ["init", str(tmp_path / "log.parquet"), "--task", "retrieval", "--out", str(out)]
+    assert main([*line, "--label", "click"]) == 0
+    assert "events where click is 1" in capsys.readouterr().out
+    rows = {name: pq.read_metadata(out / f"{name}.parquet").num_rows for name in ("train", "valid", "test")}
+    assert rows["valid"] == rows["test"] == 120
+    assert rows["train"] == click.sum() - 3 * 120, "the first event of a user has nothing before it"
+    assert pq.read_table(out / "items.parquet")["weight"].to_numpy().sum() == click.sum() - 2 * 120
+    config = out / "pipeline.config"
+    assert check_everything(str(config), sample_rows=200).ok
+    assert "users come back" in config.read_text(), "of 20 items of her kind she has seen most"
+    result = train(str(config), edit_config_json={"train_config.num_epochs": 2})
+    assert result.metrics["catalogue_hit_rate@20"] > 0.5, "of 120 items, 20 are the user's kind"
+    assert main([*line, "--label", "click"]) == 2
+    assert "exists" in capsys.readouterr().err
+    line[-1] = str(tmp_path / "other")
+    assert main([*line, "--label", "clik"]) == 2
+    assert "did you mean" in capsys.readouterr().err
+
+
+def test_how_many_events_are_of_known_items() -> None:
+    from recgrad.histories.retrieval_config import known_share
+
+    items = pa.chunked_array([["a", "b"], ["c", "a"]])
+    histories = pa.chunked_array([[["a", "a"], []], [["a", "b"], ["c", "a"]]], pa.list_(pa.string()))
+    assert known_share(items, histories) == 0.5
