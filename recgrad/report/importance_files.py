@@ -77,6 +77,8 @@ def _bars(axes: Any, found: Importance, shown: Any) -> None:
     axes.set_yticks(places, [_short(worth.unit.name) for worth in shown], fontsize=8)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
+    axes.set_axisbelow(True)
+    axes.margins(y=0.01)
     axes.set_xlabel(f"what {metric} loses when the values are shuffled ({found.repeats} times)")
     more = f", the first {len(shown)} of {len(found.worths)}" if len(shown) < len(found.worths) else ""
     title = f"{metric} {found.metrics[metric]:.4f} on {found.rows:,} rows{more}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +13,14 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 import recgrad
+from recgrad.calibration.platt import Platt
 from recgrad.calibration.stored import read_calibration
 from recgrad.cli.main import main
 from recgrad.config import load_config
 from recgrad.errors import BundleError, RecgradError
+from recgrad.serving.manifest import read_manifest
 from recgrad.serving.scorer import Scorer
+from recgrad.serving.verify import checksum_of
 from recgrad.synth import write_synth
 
 pytest.importorskip("onnxruntime")
@@ -85,29 +88,28 @@ def test_every_way_to_score_applies_it(
     np.testing.assert_allclose(scores(bundle, rows, "--raw_scores"), raw, atol=1e-6)
     loaded = recgrad.load_model(bundle, raw_scores=True)
     np.testing.assert_allclose(pickle.loads(pickle.dumps(loaded)).predict(table)["probs"], raw, atol=1e-6)
-    if method == "platt":  # once will do
+    if method == "platt":
         np.testing.assert_array_equal(scores(model_dir, rows, "--nproc", "2"), expected)
-        plain = model_dir.parent / "plain"
-        assert main(["export", str(model_dir), "--export_dir", str(plain), "--raw_scores"]) == 0
-        np.testing.assert_allclose(scores(plain, rows), raw, atol=1e-6)
+        _only_whole_calibrations_load(bundle)
 
 
-@pytest.mark.usefixtures("_one_registry")
-def test_golden_rows_notice_another_calibration_and_checksums_a_changed_file(
-    model_dir: Path, rows: Path, tmp_path: Path
-) -> None:
-    assert main(["calibrate", str(model_dir), "--data", str(rows)]) == 0
-    bundle = tmp_path / "bundle"
-    recgrad.export_model(str(model_dir), bundle)
-    manifest = (bundle / "manifest.json").read_text()
-    assert "calibration.json" in json.loads(manifest)["files"]
-    path = bundle / "calibration.json"
-    whole = path.read_bytes()
-    path.write_bytes(whole.replace(b'"slope": 0', b'"slope": 1').replace(b'"slope": 1', b'"slope": 2'))
-    with pytest.raises(BundleError, match=r"damaged|bytes"):
+def _only_whole_calibrations_load(bundle: Path) -> None:
+    """Golden rows notice another map whose checksum is right; checksums a changed or missing file."""
+    path, manifest = bundle / "calibration.json", read_manifest(bundle)
+    stored = read_calibration(path)
+    line = stored.maps["probs"]
+    assert isinstance(line, Platt)
+    other = replace(stored, maps={"probs": Platt(line.slope, line.offset + 0.1)})
+    path.write_bytes(other.to_bytes())
+    sealed = replace(manifest, files={**manifest.files, path.name: checksum_of(path)})
+    (bundle / "manifest.json").write_bytes(sealed.to_bytes())
+    with pytest.raises(BundleError, match="golden rows differs"):
+        Scorer.load(bundle)
+    path.write_bytes(path.read_bytes().replace(b'"rows": 1500', b'"rows": 1501'))
+    with pytest.raises(BundleError, match="damaged"):
         Scorer.load(bundle)
     path.unlink()
-    with pytest.raises(BundleError, match=r"calibration.json"):
+    with pytest.raises(BundleError, match=r"calibration\.json"):
         Scorer.load(bundle)
 
 
