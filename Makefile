@@ -12,7 +12,7 @@ OUT ?= quickstart
 THREADS ?= 1
 PYTEST := OMP_NUM_THREADS=$(THREADS) OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: quickstart test test-fast lint format proto names docs bench clean help
+.PHONY: quickstart test test-fast lint format proto names docs notebooks pictures bench clean help
 
 help:
 	@echo "make quickstart   install, write synthetic data, train DeepFM on it, evaluate (OUT=folder)"
@@ -23,6 +23,7 @@ help:
 	@echo "make proto        regenerate the Python code of the config schema"
 	@echo "make names        regenerate the lists of public classes after a component was added"
 	@echo "make docs         build the docs as a site, into site/"
+	@echo "make notebooks    run the notebooks of docs/ again; make pictures: draw those of the gallery again"
 	@echo "make bench        run every benchmark and print its table"
 	@echo "make clean        remove the virtual environment and caches"
 
@@ -56,6 +57,10 @@ names: $(VENV)/.dev
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "look at it: $(BIN)/python -m http.server --directory site 8001, then http://127.0.0.1:8001"
+
+# Run the notebooks again, and draw the pictures of the gallery again; both are kept in docs/.
+notebooks pictures: $(VENV)/.dev
+	$(BIN)/python website/$@.py
 
 bench: $(VENV)/.dev
 	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done

@@ -10,10 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 import recgrad
 from recgrad.cli.command import COMMANDS
+from recgrad.cli.main import main
+from recgrad.synth import shop_log
 
 pytest.importorskip("mkdocs")
 pytest.importorskip("material")
@@ -73,3 +76,23 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
         page = (site / "reference" / f"{package}.html").read_text()
         text = re.sub(r"<[^>]+>", "", page)
         assert [name for name in module.__all__ if name.strip("_") not in text] == []
+
+
+def test_the_front_page_shows_what_the_two_commands_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shop = shop_log(40_000)
+    pq.write_table(shop.log, "log.parquet", row_group_size=10_000)
+    page = (ROOT / "docs" / "index.md").read_text()
+    (block,) = re.findall(r"```console\n(.*?)```", page, re.S)
+    first, second = re.findall(r"^\$ recgrad (.*)\n((?:(?!\$).*\n)*)", block, re.M)
+    assert main(first[0].split()) == 0
+    printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    assert printed.strip() == first[1].strip()
+    assert main(second[0].split()) == 0
+    shown, now = (
+        float(re.findall(r"\bauc ([\d.]+)", text)[0]) for text in (second[1], capsys.readouterr().out)
+    )
+    assert now == pytest.approx(shown, abs=0.01)  # other processors round otherwise
+    assert f"{shop.best_auc:.3f} on these clicks" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import posixpath
 import re
 import sys
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "website")]
 
+import notebooks  # noqa: E402
 from reference import api_pages, command_pages, schema_page  # noqa: E402
 
 # Lists of names that are made from a dict are not for griffe; the pages name each class themselves.
@@ -23,8 +25,8 @@ logging.getLogger("mkdocs.plugins.griffe").addFilter(lambda record: "HOMES" not 
 OUTWARD = re.compile(r"\[([^\]\n]*)\]\((\.\./[\w./-]*)(#[^)]*)?\)")
 """A link from a page of docs/ that may leave it, as GitHub follows it."""
 
-FILE_NAME = re.compile(r"\[(\w+\.md)\]\(\1(#[^)]*)?\)")
-"""A link whose words are the name of the file beside it."""
+FILE_NAME = re.compile(r"\[(\w+\.md)\]\(((?:\.\./)?\1)(#[^)]*)?\)")
+"""A link whose words are the name of the file that it leads to."""
 
 ADOPTED = {
     "README.md": "index.md",
@@ -51,7 +53,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that have no file in docs/."""
-    made = api_pages() | command_pages() | schema_page() | _adopted_pages()
+    made: dict[str, str | bytes] = {**api_pages(), **command_pages(), **schema_page(), **_adopted_pages()}
+    made |= notebooks.pages()
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
     return files
@@ -62,6 +65,10 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
 
     A link that shows the name of a file, as on GitHub, shows the title of its page.
     """
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation", "toc"]  # room for what the commands print
+    if page.file.src_uri.startswith("coming_from/"):
+        page.meta["hide"] = ["toc"]  # room for two configs beside each other
     here = PurePosixPath(page.file.src_uri).parent
     up = "../" * len(here.parts)
 
@@ -78,10 +85,12 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
         return words
 
     def titled(link: re.Match[str]) -> str:
-        found = files.get_file_from_path((here / link[1]).as_posix())
+        found = files.get_file_from_path(posixpath.normpath((here / link[2]).as_posix()))
         title = re.search(r"^# (.+)$", found.content_string, re.M) if found else None
-        return f"[{title[1]}]({link[1]}{link[2]})" if title else link[0]
+        return f"[{title[1]}]({link[2]}{link[3] or ''})" if title else link[0]
 
+    # A notebook has a page here; on GitHub its file is one.
+    markdown = re.sub(r"\((notebooks/\w+)\.ipynb\)", r"(\1.md)", markdown)
     return FILE_NAME.sub(titled, OUTWARD.sub(led, markdown))
 
 

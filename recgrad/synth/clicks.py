@@ -129,7 +129,7 @@ def write_synth(
         eval_rows=eval_rows,
         seed=seed,
         format=file_format,
-        best_auc={name: _auc(columns[f"p_{name}"], columns[name]) for name in LABELS},
+        best_auc={name: auc(columns[f"p_{name}"], columns[name]) for name in LABELS},
         positive_rate={name: float(columns[name].mean()) for name in LABELS},
     )
     (folder / "synth.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
@@ -195,9 +195,9 @@ def _draw_labels(
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     numerics = np.nan_to_num(block.numerics)
     click = model.click_logit(numerics, block.ranks)
-    p_click = _sigmoid(click)
-    p_after_click = _sigmoid(-0.5 + 0.5 * click + numerics @ model.conversion_numerics)
-    p_view = _sigmoid(0.7 * click + 4.0 * (block.type_share - 0.3))
+    p_click = sigmoid(click)
+    p_after_click = sigmoid(-0.5 + 0.5 * click + numerics @ model.conversion_numerics)
+    p_view = sigmoid(0.7 * click + 4.0 * (block.type_share - 0.3))
     clicked = rng.random(len(click)) < p_click
     converted = clicked & (rng.random(len(click)) < p_after_click)
     viewed = rng.random(len(click)) < p_view
@@ -246,11 +246,12 @@ def _item_type(items: Ints) -> Ints:
     return items % ITEM_TYPES
 
 
-def _sigmoid(x: Floats) -> Floats:
+def sigmoid(x: Floats) -> Floats:
+    """1 / (1 + e⁻ˣ)."""
     return 1 / (1 + np.exp(-x))
 
 
-def _auc(scores: Floats, labels: Floats) -> float:
+def auc(scores: Floats, labels: Floats) -> float:
     """Exact AUC by ranks; the scores are continuous, so ties do not matter."""
     order = np.argsort(scores, kind="stable")
     ranks = np.empty(len(scores))
