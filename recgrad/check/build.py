@@ -29,6 +29,7 @@ from recgrad.data.features.build import features_of
 from recgrad.data.loader_settings import resolve_settings
 from recgrad.data.readers.build import reader_class
 from recgrad.data.samplers.build import checked_class
+from recgrad.data.stream_source import stream_problems
 from recgrad.embedding.build import build_sparse_optimizer
 from recgrad.embedding.engine import EmbeddingEngine
 from recgrad.errors import Problem
@@ -87,6 +88,7 @@ class _Builder:
             resolve = partial(resolve_settings, data, training=training, seed=0, rank=0, world_size=1)
             self.attempt("data_config", resolve)
         self.attempt("data_config", lambda: reader_class(data))
+        self.problems += stream_problems(data)
         features = self.attempt("feature_configs", lambda: features_of(self.config))
         self.heads()
         if features is None or self.problems:

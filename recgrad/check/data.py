@@ -5,7 +5,7 @@ from __future__ import annotations
 from recgrad.check.node import Node
 from recgrad.check.rule import CHECKS, Context
 from recgrad.check.tasks import tasks
-from recgrad.config.proto.data_pb2 import CsvDataset, DataConfig, OdpsDataset, OdpsDatasetV1
+from recgrad.config.proto.data_pb2 import CsvDataset, DataConfig, KafkaDataset, OdpsDataset, OdpsDatasetV1
 from recgrad.config.values import show
 from recgrad.data.readers.where_text import parse_where, split_where
 from recgrad.errors import DataError
@@ -95,6 +95,20 @@ def check_conditions(context: Context) -> None:
                 parse_where(condition)
         except DataError as error:
             context.problem(field, str(error).removeprefix("data: "))
+
+
+@CHECKS.register("event times")
+def check_event_times(context: Context) -> None:
+    """Checkpoints by event time need times, and a share of the ranks."""
+    data, train = context.config.data_config, context.config.train_config
+    for field in ("save_checkpoints_timestamp_interval", "save_checkpoints_timestamps"):
+        if getattr(train, field) and data.dataset_type != KafkaDataset and not data.timestamp_field:
+            what = "rows have no times; name their column in data_config.timestamp_field"
+            context.problem(f"train_config.{field}", what)
+    quorum = train.save_checkpoints_timestamp_quorum
+    if not 0 < quorum <= 1:
+        where = "train_config.save_checkpoints_timestamp_quorum"
+        context.problem(where, f"must be above 0 and at most 1, got {quorum:g}")
 
 
 @CHECKS.register("hint: idle data settings")

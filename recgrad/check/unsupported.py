@@ -28,9 +28,6 @@ KINDS = {
 
 UNSUPPORTED = {
     "DynamicEmbedding.init_table": "use train_config.fine_tune_checkpoint",
-    "TrainConfig.save_checkpoints_timestamp_interval": "use save_checkpoints_steps",
-    "TrainConfig.save_checkpoints_timestamps": "use save_checkpoints_steps",
-    "TrainConfig.save_checkpoints_timestamp_quorum": "use save_checkpoints_steps",
     "DeltaEmbeddingDumpConfig.feature_store_config": "leave it out, deltas are files in output_dir",
 }
 """`Message.field`, or `*.field` for that field of every message, and what to do instead.

@@ -17,7 +17,9 @@ What happens in which file:
     faults     what is wrong with a row, found while it is encoded; bad_rows: stop there, or skip and count
     batching   all of this for a unit: its batches, with negatives (samplers/)
     position   where a rank stands, as checkpoints keep it; what is left of an epoch, for other ranks
-    loader     the whole, epoch after epoch
+    file_loader    the whole, epoch after epoch
+    stream_loader  batches of a topic or of a growing folder (readers/streams/), without an end
+    loader         which of the two a config asks for
 """
 
 from __future__ import annotations

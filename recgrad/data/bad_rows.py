@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recgrad.data.faults import Fault, Faults
-from recgrad.data.readers.reader import BadValue
+from recgrad.data.readers.reader import PARTITION, BadValue
 from recgrad.errors import DataError
 
 Rows = npt.NDArray[np.integer[Any]]
@@ -45,12 +45,15 @@ def add_unparsed(faults: Faults, bad: Sequence[BadValue]) -> None:
         faults.add(
             [item.row],
             column=item.column or "",
-            feature=f"column {item.column}" if item.column else "line",
+            feature=f"column {item.column}" if item.column else "message" if item.remedy else "line",
             reason=item.reason,
             values=[item.value],
-            remedy="correct the file, or the type in data_config.input_fields"
-            if item.column
-            else "correct the line, or data_config.delimiter",
+            remedy=item.remedy
+            or (
+                "correct the file, or the type in data_config.input_fields"
+                if item.column
+                else "correct the line, or data_config.delimiter"
+            ),
         )
 
 
@@ -58,10 +61,15 @@ def describe(fault: Fault, file: str, row: int) -> str:
     """One bad value with its place: `feature x: id 991 … (column 'x', row 8812 of part-1); remedy`."""
     who = fault.feature if fault.feature.startswith(_ROLES) else f"feature {fault.feature}"
     column = f"column '{fault.column}', " if fault.column else ""
-    return f"{who}: {fault.problem} ({column}row {row} of {file}); {fault.remedy}"
+    return f"{who}: {fault.problem} ({column}{place(file, row)}); {fault.remedy}"
 
 
-_ROLES = ("label ", "sample weight ", "key ", "sample cost ", "column ", "line")
+def place(file: str, row: int) -> str:
+    """A row of a file, or of a partition of a stream."""
+    return f"{'offset' if file.startswith(PARTITION) else 'row'} {row} of {file}"
+
+
+_ROLES = ("label ", "sample weight ", "key ", "sample cost ", "column ", "line", "message")
 
 
 def fail(faults: Faults, files: Sequence[str], file_index: Rows, rows: Rows) -> None:

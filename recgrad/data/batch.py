@@ -6,7 +6,7 @@ looks them all up in one call; dense features lie side by side in one matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate
@@ -108,7 +108,7 @@ class Origin:
         row: int64 [rows], row number in the file, from 0.
     """
 
-    files: tuple[str, ...]
+    files: Sequence[str]
     file_index: Tensor
     row: Tensor
 

@@ -15,6 +15,7 @@ from recgrad.data.bad_rows import Skipped, add_unparsed, fail, skip
 from recgrad.data.batch import Batch, Origin
 from recgrad.data.coded import CodedEncoder
 from recgrad.data.encoded import Encoded
+from recgrad.data.event_time import latest_event
 from recgrad.data.faults import Faults
 from recgrad.data.samplers.sampler import Place, Sampler
 from recgrad.data.targets import EncodedTargets, Targets, encode_targets
@@ -30,6 +31,7 @@ class LoadedBatch:
         carried: columns that are passed through, row for row beside the batch.
         start, stop: the rows of the epoch that it covers, bad ones too.
         bad_rows: rows among them that were left out.
+        event_time: of its latest event, in seconds since 1970; None where no column says it.
     """
 
     batch: Batch
@@ -37,6 +39,7 @@ class LoadedBatch:
     start: int
     stop: int
     bad_rows: int
+    event_time: float | None = None
 
 
 @dataclass(frozen=True)
@@ -63,19 +66,21 @@ class UnitEncoder:
         cost: column of costs and the most that a batch may cost.
         sampler: draws what rows are compared with.
         pin: put batches into page-locked memory.
+        timestamp: column of event times.
     """
 
     encoder: CodedEncoder
     targets: Targets
     columns: tuple[str, ...]
     carry: tuple[str, ...]
-    files: tuple[str, ...]
+    files: Sequence[str]
     skip_bad: bool = False
     keep_empty: bool = False
     mask_probability: float = 0.0
     cost: tuple[str, int] | None = None
     sampler: Sampler | None = None
     pin: bool = False
+    timestamp: str = ""
 
     def __call__(self, unit: Unit) -> LoadedUnit:
         """The batches of a unit.
@@ -139,7 +144,8 @@ class UnitEncoder:
             batch = self.sampler.sample(batch, read, Place(unit.epoch, unit.rank, start))
         if self.pin:
             batch = batch.pin_memory()
-        return LoadedBatch(batch, carried.slice(at, size), start, stop, stop - start - size)
+        latest = latest_event(columns[self.timestamp].slice(at, size)) if self.timestamp else None
+        return LoadedBatch(batch, carried.slice(at, size), start, stop, stop - start - size, latest)
 
     def _join_small(self, cuts: np.ndarray, bounds: Sequence[int]) -> tuple[np.ndarray, list[int]]:
         """Bounds without batches that bad rows left empty or with one row, where a neighbour takes it."""

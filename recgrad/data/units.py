@@ -75,7 +75,7 @@ class Window:
 def _deliver(blocks: Sequence[Block], order: Ints | None) -> Rows:
     table = pa.concat_tables([block.table for block in blocks])
     sizes = [block.table.num_rows for block in blocks]
-    files = np.repeat(np.array([block.file for block in blocks], np.int32), sizes)
+    files = np.concatenate([block.row_files() for block in blocks])
     numbers = np.concatenate([block.row_numbers() for block in blocks])
     offsets = np.concatenate([[0], np.cumsum(sizes)]).tolist()
     bad = [

@@ -22,6 +22,7 @@ from recgrad.data.bad_rows import BadRowTally, Skipped, add_unparsed, fail, skip
 from recgrad.data.faults import Faults
 from recgrad.data.order import plan_epoch, take_segments
 from recgrad.data.readers.build import open_reader
+from recgrad.data.readers.kafka import refuse_topics
 from recgrad.data.readers.reader import Block
 from recgrad.errors import RecgradError
 from recgrad.export.prediction import Prediction, carried
@@ -50,6 +51,7 @@ class BundleRows:
         self._batch_rows = data.eval_batch_size if data.HasField("eval_batch_size") else data.batch_size
         self._skips = data.on_bad_row == DataConfig.SKIP
         self._max_ratio = shortest_float(data.max_bad_row_ratio)
+        refuse_topics(asked.input_path, "predict with a checkpoint (recgrad predict --checkpoint_path), or on files")
         self._reader = open_reader(asked.input_path, data)
         self._read = tuple(self._scorer.schema.names)
         self._carry = carried(asked.carry_columns, self._reader.schema.names, self._read)

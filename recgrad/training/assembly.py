@@ -233,7 +233,12 @@ def build_hooks(
         hooks.append(EarlyStop(stopping, config.train_config.early_stopping.patience))
     epochs = settings.get("save_checkpoints_epochs", 0)
     hooks.append(
-        SaveCheckpoints(every_steps=0 if epochs else settings["save_checkpoints_steps"], every_epochs=epochs)
+        SaveCheckpoints(
+            every_steps=0 if epochs else settings["save_checkpoints_steps"],
+            every_epochs=epochs,
+            every_event_secs=settings["save_checkpoints_timestamp_interval"],
+            event_times=settings["save_checkpoints_timestamps"],
+        )
     )
     return hooks
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from recgrad.data.position import join_positions
 from recgrad.embedding.engine import EmbeddingEngine
 from recgrad.errors import CheckpointError
 from recgrad.optim.sparse import SparseOptimizer
@@ -54,7 +53,7 @@ def capture(training: Training, state: TrainState) -> Snapshot:
         **living_state(training.task.model.engine),
         "state": {
             **state.to_tree(),
-            "position": None if positions[0] is None else join_positions(positions),
+            "position": None if positions[0] is None else training.train_loader.join_positions(positions),
         },
     }
     ranks = [{"train_metrics": own, "rng": rng} for own, rng in zip(metrics, generators, strict=True)]

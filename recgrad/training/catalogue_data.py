@@ -17,6 +17,7 @@ from recgrad.config.proto.eval_pb2 import CatalogueEval
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data.ids import FlatIds, KnownIds, first_rows, flat_ids, plain_ids
 from recgrad.data.readers.build import open_reader
+from recgrad.data.readers.kafka import refuse_topics
 from recgrad.data.readers.reader import Reader
 from recgrad.data.readers.tables import open_table, read_column, read_table
 from recgrad.errors import DataError
@@ -73,6 +74,8 @@ def read_catalogue(config: PipelineConfig) -> CatalogueData:
     known = KnownIds(
         read_column(items, item_id), f"eval_config.catalogue.item_input_path: column '{item_id}'"
     )
+    for path in (config.eval_input_path, config.train_input_path):
+        refuse_topics(path, "eval_config.catalogue is for files")
     rows = open_reader(config.eval_input_path, data)
     seen_path = settings.seen_input_path or config.train_input_path
     pairs = _read_seen(seen_path, settings, data, known, own=not settings.seen_input_path)

@@ -6,6 +6,7 @@ rank 0  forward ─▶ losses ─┬─ share ─▶ backward, update ─▶ for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,6 +20,30 @@ from recgrad.models.batch_ids import PreparedBatch
 from recgrad.training.processes import Processes
 from recgrad.training.signals import StopRequest
 from recgrad.training.synchronize import Shared, share_losses
+
+
+NO_TIME = -1.0
+
+
+@dataclass(frozen=True)
+class StreamProgress:
+    """How far the ranks are in a stream.
+
+    Attributes:
+        times: of the latest event of each rank, in seconds since 1970; -1 where it has none yet.
+        lag: messages that wait at the brokers for any rank; None where that is not known.
+    """
+
+    times: tuple[float, ...] = ()
+    lag: float | None = None
+
+    def reached(self, quorum: float) -> float:
+        """The latest time that at least a share `quorum` of the ranks has reached; -1 where there is none."""
+        if not self.times:
+            return NO_TIME
+        ranks = len(self.times)
+        needed = max(math.ceil(quorum * ranks - 1e-9), 1)
+        return sorted(self.times)[ranks - needed]
 
 
 class Fed(NamedTuple):
@@ -44,6 +69,7 @@ class _Drawn:
     error: Exception | None = None
     ids: PreparedBatch | None = None
     sent: bool = False
+    event_time: float | None = None
 
 
 class Feed:
@@ -78,13 +104,16 @@ class Feed:
         self._loader = loader
         self._batches: Iterator[Batch] = loader.epoch(epoch, position)
         self._model = model
-        self._sends_ahead = model.engine is not None and model.engine.sends_ahead
+        # Whether a rank of a stream has rows next is not known before they are needed.
+        self._sends_ahead = model.engine is not None and model.engine.sends_ahead and not loader.endless
         self._processes = processes
         self._stop = stop
         self._ask = ask and processes.distributed
         self._reading = reading
         self._ahead: _Drawn | None = None
         self._having: float | None = None  # ranks that have the batch ahead, once they have agreed
+        self._time = NO_TIME
+        self.progress = StreamProgress()
 
     def __iter__(self) -> Iterator[Fed]:
         """All batches to the end of the epoch on all ranks."""
@@ -100,11 +129,27 @@ class Feed:
                 raise drawn.error
             batch = drawn.batch
             if self._ask:
-                if having is None:
+                if self._loader.endless:
+                    drawn, having = self._with_rows(drawn)
+                    batch = drawn.batch
+                elif having is None:
                     having, *signals = self._processes.sum([float(batch is not None), *self._stop.flags()])
                     self._stop.agree(signals)
                 batch = self._or_empty(batch) if having else None
+            if drawn.event_time is not None:
+                self._time = max(self._time, drawn.event_time)
             return None if batch is None else Fed(batch, drawn.ids, drawn.position)
+
+    def _with_rows(self, drawn: _Drawn) -> tuple[_Drawn, float]:
+        """Of a stream, wait until some rank has rows; 0 ranks have them where all have ended."""
+        while True:
+            rows = drawn.batch is not None and drawn.batch.size > 0
+            flags = [float(rows), float(drawn.batch is not None), *self._stop.flags()]
+            having, alive, *signals = self._processes.sum(flags)
+            self._stop.agree(signals)
+            if having or not alive or self._stop.signal is not None:
+                return drawn, having
+            drawn = self._draw()
 
     def share(self, rows: int, losses: Mapping[str, float], *, last: bool) -> Shared:
         """What all ranks have of this micro-batch; the ids of the next one are sent, if all ranks have one.
@@ -116,7 +161,12 @@ class Feed:
         """
         if self._sends_ahead and not last:
             self._look_ahead()
-        shared = share_losses(self._processes, self._stop, rows, losses, self._flags())
+        flags = self._flags()
+        times = self._times() if self._loader.timed else []
+        shared = share_losses(self._processes, self._stop, rows, losses, (*flags, *times))
+        if times:
+            *seen, lag = shared.flags[len(flags) :]
+            self.progress = StreamProgress(tuple(seen), None if lag < 0 else lag)
         if self._agree(shared) and not shared.broken and self._stop.signal is None:
             self._send()
         return shared
@@ -138,11 +188,18 @@ class Feed:
         drawn = self._ahead or _Drawn(None, "")
         return float(drawn.batch is not None or drawn.error is not None), float(drawn.error is not None)
 
+    def _times(self) -> list[float]:
+        """This rank's event time at its place among all ranks', and its lag: sums over ranks are all of them."""
+        times = [0.0] * self._processes.world_size
+        times[self._processes.rank] = self._time
+        lag = self._loader.lag
+        return [*times, -math.inf if lag is None else lag]
+
     def _agree(self, shared: Shared) -> bool:
         """Whether a batch was read ahead on all ranks, so that its ids can be sent."""
         if self._ahead is None:
             return False
-        self._having, failed = shared.flags
+        self._having, failed = shared.flags[:2]
         everyone = self._having == self._processes.world_size
         return not failed and (everyone or (self._ask and self._having > 0))
 
@@ -176,7 +233,7 @@ class Feed:
 
     def _draw(self) -> _Drawn:
         batch = next(self._batches, None)
-        return _Drawn(batch, self._loader.position.to_json())
+        return _Drawn(batch, self._loader.position.to_json(), event_time=self._loader.event_time)
 
     def _or_empty(self, batch: Batch | None) -> Batch:
         return self._loader.empty_batch() if batch is None else batch

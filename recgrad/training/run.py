@@ -15,6 +15,7 @@ import torch
 
 from recgrad.config import PipelineConfig
 from recgrad.config.load import CONFIG_FILE
+from recgrad.config.messages import shortest_float
 from recgrad.data.features.base import Feature
 from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
@@ -327,6 +328,7 @@ def _run(
             uneven=config.train_config.check_all_workers_data_status,
             evaluate=None if training.eval_loader is None else evaluate_now,
             save=save_now,
+            quorum=shortest_float(config.train_config.save_checkpoints_timestamp_quorum),
         )
         trainer.run()
         processes.doing(f"saving the checkpoint of step {state.step}", tell=True)

@@ -32,6 +32,8 @@ class TrainState:
             makes it before its first step.
         stopped: why the run ended before its length, or "".
         deltas: of the last delta that was written: stream, number, id and step; {} without deltas.
+        event_time: the latest that enough ranks have reached, in seconds since 1970; -1 where rows have none.
+        event_time_saved: that of the last checkpoint.
     """
 
     step: int = 0
@@ -46,6 +48,8 @@ class TrainState:
     evaluation_due: bool = False
     stopped: str = ""
     deltas: dict[str, Any] = field(default_factory=dict)
+    event_time: float = -1.0
+    event_time_saved: float = -1.0
 
     @property
     def current_epoch(self) -> int:
@@ -174,4 +178,6 @@ _HOLDS: dict[str, Callable[[Any], bool]] = {
     "evaluation_due": lambda value: isinstance(value, bool),
     "stopped": lambda value: isinstance(value, str),
     "deltas": _is_deltas,
+    "event_time": lambda value: isinstance(value, float),
+    "event_time_saved": lambda value: isinstance(value, float),
 }

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from recgrad.data.batch import Batch
-from recgrad.data.loader import Loader, Position
+from recgrad.data.loader import Loader
 from recgrad.errors import DataError, RecgradError
 from recgrad.models.batch_ids import PreparedBatch
 from recgrad.optim.updater import StepResult, Updater
-from recgrad.training.feed import Feed
+from recgrad.training.feed import Feed, StreamProgress
 from recgrad.training.hook import Hook, StepReport
 from recgrad.training.processes import Processes
 from recgrad.training.signals import InterruptedBySignal, StopRequest
@@ -75,6 +75,7 @@ class Trainer:
         uneven: ranks may run out of batches at different times, so they ask each other.
         evaluate: gives the metrics.
         save: hands out a checkpoint.
+        quorum: the share of ranks whose event times count as the run's.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Trainer:
         uneven: bool = False,
         evaluate: Callable[[Trainer], Mapping[str, float]] | None = None,
         save: Callable[[Trainer], None] | None = None,
+        quorum: float = 0.5,
     ) -> None:
         self.task = task
         self.loader = loader
@@ -103,8 +105,11 @@ class Trainer:
         self.skip_non_finite = skip_non_finite
         self.processes = processes or Processes()
         self._uneven = uneven or loader.num_batches is None
+        loader.asked_to_stop = lambda: any(self.stop.flags())
         self._evaluate = evaluate
         self._save = save
+        self.quorum = quorum
+        self.stream = StreamProgress()  # how far the ranks are, where rows have times
         self.elapsed_secs = 0.0  # in steps of this process, evaluation and saving left out
         self.samples_here = 0  # rows trained on since this start
         self._recent_norms: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_NORMS)
@@ -171,6 +176,7 @@ class Trainer:
         """Hand a checkpoint of this moment to the writer."""
         if self._save is not None:
             self.processes.doing(f"saving the checkpoint of step {self.state.step}", tell=True)
+            self.state.event_time_saved = self.state.event_time
             with self._pending.excluded():
                 self.task.model.settle()
                 self._call("before_save")
@@ -183,7 +189,7 @@ class Trainer:
 
     def _run_epoch(self) -> None:
         consumed = self.state.position
-        position = None if consumed is None else Position.from_json(consumed)
+        position = None if consumed is None else self.loader.read_position(consumed)
         self.updater.start_epoch(self.state.epoch)
         self.task.train()
         feed = Feed(
@@ -199,6 +205,9 @@ class Trainer:
         with feed:
             for batch, ids, consumed in feed:
                 updated = self._train_batch(batch, ids, feed)
+                self.stream = feed.progress
+                # Late events do not turn the clock back.
+                self.state.event_time = max(self.state.event_time, feed.progress.reached(self.quorum))
                 if not self.updater.accumulating:
                     self.state.position = consumed
                 if updated:
@@ -206,6 +215,9 @@ class Trainer:
                 # A signal waits for the update to be whole: half of one cannot be saved.
                 if self.finished and not self.updater.accumulating:
                     return
+        if self.loader.endless:
+            self._end_stream(consumed)
+            return
         if consumed is None:
             # The next epoch would be the same: a run of so many steps would never end.
             raise DataError(_why_no_batch(self.loader))
@@ -216,6 +228,15 @@ class Trainer:
         self.state.position = None
         self.state.epoch += 1
         self._call("after_epoch")
+
+    def _end_stream(self, consumed: str | None) -> None:
+        """A stream has ended for now: the position stays, and what comes later is for a run that resumes."""
+        if self.updater.accumulating:
+            self.state.position = consumed
+            if self._note(self.updater.flush()):
+                self._after_update()
+        if self.stop.signal is None:
+            self.end("the stream has ended")
 
     def _train_batch(self, batch: Batch, ids: PreparedBatch | None, feed: Feed) -> bool:
         """One micro-batch; True when it completed an update."""

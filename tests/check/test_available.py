@@ -77,7 +77,8 @@ def test_every_name_of_the_schema_can_be_available(config: PipelineConfig) -> No
     [
         (f"{MODEL}.kernel", "TRITON", None),
         (f"{MODEL}.kernel", "PYTORCH", None),
-        (f"{TRAIN}.save_checkpoints_timestamps", [5], "'save_checkpoints_timestamps' is not supported yet; use save_checkpoints_steps"),
+        (f"{TRAIN}.save_checkpoints_timestamps", [5], "rows have no times; name their column in data_config.timestamp_field"),
+        (f"{TRAIN}.save_checkpoints_timestamp_quorum", 0, "must be above 0 and at most 1, got 0"),
         (f"{TRAIN}.save_checkpoints_timestamp_interval", 0, None),
         (f"{TRAIN}.delta_embedding_dump_config", {}, None),
     ],

@@ -107,6 +107,7 @@ def open_loader() -> Callable[..., Loader]:
         )
         kwargs = {"training": True, "carry_columns": ("id",), **kwargs}
         kwargs.setdefault("targets", find_targets(config))
+        config.train_config.num_steps = int(kwargs.pop("endless", False))
         return build_loader(config, path, features=built, **kwargs)
 
     return build

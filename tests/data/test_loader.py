@@ -260,11 +260,7 @@ def test_sharing_nothing_between_epochs_that_run_at_once(write_rows, open_loader
             "batch_cost_size: 5",
             "data_config: batch_cost_size and sample_cost_field go together; set both or none",
         ),
-        (
-            "dataset_type: KafkaDataset",
-            "data_config.dataset_type: KafkaDataset cannot be read; use CsvDataset, OdpsDataset, "
-            "OdpsDatasetV1, ParquetDataset",
-        ),
+        ("dataset_type: CsvDataset follow: true", "data_config.follow: is for ParquetDataset; leave it out"),
     ],
 )
 def test_settings_that_make_no_sense(write_rows, open_loader, text, message):

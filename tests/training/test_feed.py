@@ -35,6 +35,8 @@ class Numbers:
         self.count, self.broken = count, broken
         self.position = At(0)
         self.closed = False
+        self.endless = self.timed = False
+        self.event_time = None
 
     def epoch(self, epoch: int, position: Any = None) -> Iterator[Any]:
         try:

@@ -186,6 +186,76 @@ class PositiveLabels(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class StreamConfig(message.Message):
+    """Ours: rows that come while the run lasts, from a topic or a growing folder."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    class _Format:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _FormatEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[StreamConfig._Format.ValueType], builtins.type):
+        DESCRIPTOR: descriptor.EnumDescriptor
+        AUTO: StreamConfig._Format.ValueType  # 0
+        ARROW: StreamConfig._Format.ValueType  # 1
+        JSON: StreamConfig._Format.ValueType  # 2
+
+    class Format(_Format, metaclass=_FormatEnumTypeWrapper):
+        """How messages hold rows. AUTO tells by their first byte."""
+
+    AUTO: StreamConfig.Format.ValueType  # 0
+    ARROW: StreamConfig.Format.ValueType  # 1
+    JSON: StreamConfig.Format.ValueType  # 2
+
+    class _FileOrder:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _FileOrderEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[StreamConfig._FileOrder.ValueType], builtins.type):
+        DESCRIPTOR: descriptor.EnumDescriptor
+        NAME: StreamConfig._FileOrder.ValueType  # 0
+        MTIME: StreamConfig._FileOrder.ValueType  # 1
+
+    class FileOrder(_FileOrder, metaclass=_FileOrderEnumTypeWrapper):
+        """In which order the files of a growing folder are taken."""
+
+    NAME: StreamConfig.FileOrder.ValueType  # 0
+    MTIME: StreamConfig.FileOrder.ValueType  # 1
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    IDLE_SECS_FIELD_NUMBER: builtins.int
+    PARTITION_WAIT_SECS_FIELD_NUMBER: builtins.int
+    RANK_WAIT_SECS_FIELD_NUMBER: builtins.int
+    POLL_SECS_FIELD_NUMBER: builtins.int
+    FILE_ORDER_FIELD_NUMBER: builtins.int
+    format: StreamConfig.Format.ValueType
+    idle_secs: builtins.float
+    """Training ends when nothing has come for so many seconds; 0 waits for ever."""
+    partition_wait_secs: builtins.float
+    """How long the partition whose turn it is is waited for while others have messages; then the order depends on arrival."""
+    rank_wait_secs: builtins.float
+    """After so many seconds without rows a rank trains a batch of none, so that others go on."""
+    poll_secs: builtins.float
+    """Between two looks at a growing folder."""
+    file_order: StreamConfig.FileOrder.ValueType
+    def __init__(
+        self,
+        *,
+        format: StreamConfig.Format.ValueType | None = ...,
+        idle_secs: builtins.float | None = ...,
+        partition_wait_secs: builtins.float | None = ...,
+        rank_wait_secs: builtins.float | None = ...,
+        poll_secs: builtins.float | None = ...,
+        file_order: StreamConfig.FileOrder.ValueType | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["file_order", b"file_order", "format", b"format", "idle_secs", b"idle_secs", "partition_wait_secs", b"partition_wait_secs", "poll_secs", b"poll_secs", "rank_wait_secs", b"rank_wait_secs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["file_order", b"file_order", "format", b"format", "idle_secs", b"idle_secs", "partition_wait_secs", b"partition_wait_secs", "poll_secs", b"poll_secs", "rank_wait_secs", b"rank_wait_secs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class DataConfig(message.Message):
     """Reading: files, columns, batches."""
 
@@ -247,6 +317,9 @@ class DataConfig(message.Message):
     POSITIVE_LABELS_FIELD_NUMBER: builtins.int
     HASH_FIELD_NUMBER: builtins.int
     CUSTOM_READER_FIELD_NUMBER: builtins.int
+    FOLLOW_FIELD_NUMBER: builtins.int
+    STREAM_FIELD_NUMBER: builtins.int
+    TIMESTAMP_FIELD_FIELD_NUMBER: builtins.int
     batch_size: builtins.int
     """Rows of a batch on each process."""
     dataset_type: DatasetType.ValueType
@@ -294,6 +367,10 @@ class DataConfig(message.Message):
     """Ours: the share of bad rows at which SKIP stops after all."""
     hash: feature_pb2.TextHash.ValueType
     """Ours: the hash of features with hash_bucket_size that do not set their own."""
+    follow: builtins.bool
+    """Ours: new parquet files of train_input_path are read as they come."""
+    timestamp_field: builtins.str
+    """Ours: a column of event times, in seconds since 1970 or as timestamps. Messages have times of their own."""
     @builtins.property
     def negative_sampler(self) -> sampler_pb2.NegativeSampler: ...
     @builtins.property
@@ -333,6 +410,10 @@ class DataConfig(message.Message):
     @builtins.property
     def custom_reader(self) -> component_pb2.CustomComponent:
         """Ours: the reader of dataset_type CustomDataset."""
+
+    @builtins.property
+    def stream(self) -> StreamConfig:
+        """Ours: how topics and growing folders are read."""
 
     def __init__(
         self,
@@ -378,10 +459,13 @@ class DataConfig(message.Message):
         positive_labels: abc.Iterable[PositiveLabels] | None = ...,
         hash: feature_pb2.TextHash.ValueType | None = ...,
         custom_reader: component_pb2.CustomComponent | None = ...,
+        follow: builtins.bool | None = ...,
+        stream: StreamConfig | None = ...,
+        timestamp_field: builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "catalogue_sampler", b"catalogue_sampler", "custom_reader", b"custom_reader", "custom_sampler", b"custom_sampler", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_batch_sampler", b"in_batch_sampler", "in_order", b"in_order", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "next_item_sampler", b"next_item_sampler", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "catalogue_sampler", b"catalogue_sampler", "custom_reader", b"custom_reader", "custom_sampler", b"custom_sampler", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "follow", b"follow", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_batch_sampler", b"in_batch_sampler", "in_order", b"in_order", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "next_item_sampler", b"next_item_sampler", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "stream", b"stream", "tdm_sampler", b"tdm_sampler", "timestamp_field", b"timestamp_field", "with_header", b"with_header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "catalogue_sampler", b"catalogue_sampler", "custom_reader", b"custom_reader", "custom_sampler", b"custom_sampler", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_batch_sampler", b"in_batch_sampler", "in_order", b"in_order", "input_fields", b"input_fields", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "label_fields", b"label_fields", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "next_item_sampler", b"next_item_sampler", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "positive_labels", b"positive_labels", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sample_weight_fields", b"sample_weight_fields", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "tdm_sampler", b"tdm_sampler", "with_header", b"with_header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "catalogue_sampler", b"catalogue_sampler", "custom_reader", b"custom_reader", "custom_sampler", b"custom_sampler", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "follow", b"follow", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_batch_sampler", b"in_batch_sampler", "in_order", b"in_order", "input_fields", b"input_fields", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "label_fields", b"label_fields", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "next_item_sampler", b"next_item_sampler", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "positive_labels", b"positive_labels", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sample_weight_fields", b"sample_weight_fields", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "stream", b"stream", "tdm_sampler", b"tdm_sampler", "timestamp_field", b"timestamp_field", "with_header", b"with_header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_sampler: _TypeAlias = typing.Literal["negative_sampler", "negative_sampler_v2", "hard_negative_sampler", "hard_negative_sampler_v2", "tdm_sampler", "catalogue_sampler", "in_batch_sampler", "next_item_sampler", "custom_sampler"]  # noqa: Y015
     _WhichOneofArgType_sampler: _TypeAlias = typing.Literal["sampler", b"sampler"]  # noqa: Y015

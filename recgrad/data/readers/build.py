@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from recgrad.config.messages import struct_to_dict
-from recgrad.config.proto.data_pb2 import DataConfig, DatasetType
+from recgrad.config.proto.data_pb2 import DataConfig, DatasetType, KafkaDataset, ParquetDataset
 from recgrad.data.readers.fields import field_types
 from recgrad.data.readers.filtered import FilteredReader
 from recgrad.data.readers.reader import READERS, Reader
@@ -20,11 +20,20 @@ CUSTOM = "CustomDataset"
 """The dataset_type of a reader of the user's own."""
 
 
+def is_topic(input_path: str, data: DataConfig) -> bool:
+    """Whether a path is that of a topic; beside topics, KafkaDataset reads parquet files."""
+    return data.dataset_type == KafkaDataset and input_path.startswith("kafka://")
+
+
 def open_reader(input_path: str, data: DataConfig) -> Reader:
     """The reader of `data_config.dataset_type`, with at least one row to read.
 
     Of `log.parquet where day < 20220506`, the rows of which that holds.
     """
+    if data.dataset_type == KafkaDataset and not is_topic(input_path, data):
+        topics, data = data, DataConfig()
+        data.CopyFrom(topics)
+        data.dataset_type = ParquetDataset
     reader_type, params = reader_class(data)
     files, condition = split_where(input_path)
     try:

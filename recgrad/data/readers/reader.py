@@ -22,6 +22,8 @@ from recgrad.registry import Registry
 
 BLOCK_ROWS = 65536
 """About the most rows that a reader hands over at once; bounds memory when fragments are large."""
+PARTITION = "partition "
+"""How the names of partitions of a stream begin; their rows are told by the offset of the message."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,14 @@ class BadValue:
         column: the column's name, or None when the whole line is malformed.
         value: what stands there.
         reason: what is wrong with it, the same words for all values of one kind.
+        remedy: what to do about it; "" says it in the words for files.
     """
 
     row: int
     column: str | None
     value: str
     reason: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,7 @@ class Block:
         file: index of the file; the loader sets it, as the next.
         first_row: row number, in the file, of the first row.
         numbers: row number, in the file, of each row, where they do not follow each other.
+        sources: the file of each row, where they come from several.
     """
 
     table: pa.Table
@@ -104,6 +109,7 @@ class Block:
     file: int = 0
     first_row: int = 0
     numbers: npt.NDArray[np.int64] | None = None
+    sources: npt.NDArray[np.int32] | None = None
 
     def slice(self, start: int, stop: int) -> Block:
         """Rows `start` to `stop` of the block."""
@@ -111,7 +117,14 @@ class Block:
             return self
         bad = tuple(replace(item, row=item.row - start) for item in self.bad if start <= item.row < stop)
         numbers = None if self.numbers is None else self.numbers[start:stop]
-        return Block(self.table.slice(start, stop - start), bad, self.file, self.first_row + start, numbers)
+        sources = None if self.sources is None else self.sources[start:stop]
+        return Block(
+            self.table.slice(start, stop - start), bad, self.file, self.first_row + start, numbers, sources
+        )
+
+    def row_files(self) -> npt.NDArray[np.int32]:
+        """The file of each row."""
+        return np.full(self.table.num_rows, self.file, np.int32) if self.sources is None else self.sources
 
     def row_numbers(self) -> npt.NDArray[np.int64]:
         """The number, in the file, of each row."""

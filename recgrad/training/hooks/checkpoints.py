@@ -1,8 +1,11 @@
-"""Evaluate and save: every so many steps or epochs, each epoch where something watches, at the end."""
+"""Evaluate and save: by steps, epochs or event times, each epoch where something watches, at the end."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from recgrad.training.hook import Hook, StepReport
+from recgrad.training.state import TrainState
 from recgrad.training.trainer import Trainer
 
 
@@ -16,9 +19,23 @@ class SaveCheckpoints(Hook):
     Where something watches the evaluations, an epoch without one gets one at its end, which is
     saved if it is the best. All this goes by the state, not by what this process has seen, so that a
     run that is resumed after a kill evaluates at the same steps.
+
+    Args:
+        every_steps, every_epochs: after so many; 0 never.
+        every_event_secs: when event times pass a multiple of so many seconds since 1970; 0 never.
+        event_times: when event times pass one of these.
     """
 
-    def __init__(self, *, every_steps: int = 0, every_epochs: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        every_steps: int = 0,
+        every_epochs: int = 0,
+        every_event_secs: int = 0,
+        event_times: Sequence[int] = (),
+    ) -> None:
+        self.every_event_secs = every_event_secs
+        self.event_times = sorted(event_times)
         self.every_steps = every_steps
         self.every_epochs = every_epochs
         self._saved_step = -1
@@ -29,7 +46,8 @@ class SaveCheckpoints(Hook):
             self._evaluate_and_save(trainer)
 
     def after_step(self, trainer: Trainer, report: StepReport) -> None:
-        if self.every_steps and report.step % self.every_steps == 0:
+        by_steps = self.every_steps and report.step % self.every_steps == 0
+        if self._passed_time(trainer.state) or by_steps:
             self._evaluate_and_save(trainer)
 
     def after_epoch(self, trainer: Trainer) -> None:
@@ -48,6 +66,16 @@ class SaveCheckpoints(Hook):
                 trainer.save()
         elif not saved or trainer.owes_evaluation:
             self._evaluate_and_save(trainer)
+
+    def _passed_time(self, state: TrainState) -> bool:
+        """Whether a time to save at lies between the last checkpoint and now; the first time is only noted."""
+        now, before = state.event_time, state.event_time_saved
+        if before < 0:
+            state.event_time_saved = now
+            return False
+        every = self.every_event_secs
+        border = bool(every) and now // every > before // every
+        return border or any(before < time <= now for time in self.event_times)
 
     def _evaluate_and_save(self, trainer: Trainer) -> None:
         owes = trainer.owes_evaluation

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from recgrad.terminal import printable, say
@@ -199,6 +200,11 @@ def _parts(record: LogRecord) -> list[str]:
         parts.append(f"CPU {record.cpu_share:.0%}")
     if record.skipped:
         parts.append(f"{record.skipped} skipped")
+    if record.event_time is not None:
+        moment = datetime.fromtimestamp(record.event_time, timezone.utc)
+        parts.append(f"events of {moment:%Y-%m-%d %H:%M:%S}")
+    if record.lag is not None:
+        parts.append(f"lag {record.lag:,.0f}")
     if record.turnover:
         tables = record.turnover.values()
         gone = sum(own.evicted + own.expired for own in tables)

@@ -35,6 +35,8 @@ class LogRecord:
         cpu_share: processor time of this process since the last record over that of the cores it may
             use, evaluation and saving counted.
         turnover: by table whose rows belong to ids as they come, what has come and gone since the run began.
+        event_time: of the latest event, in seconds since 1970; None where rows have no times.
+        lag: messages that wait at the brokers; None where that is not known.
     """
 
     step: int
@@ -51,6 +53,8 @@ class LogRecord:
     table_bytes: int = 0
     cpu_share: float | None = None
     turnover: Mapping[str, Turnover] = field(default_factory=dict)
+    event_time: float | None = None
+    lag: float | None = None
 
 
 class Sink(Protocol):
@@ -164,4 +168,6 @@ def summarise(reports: Sequence[StepReport], trainer: Trainer, usage: Usage) -> 
         table_bytes=trainer.task.model.memory()["tables"],
         cpu_share=usage.cpu_share,
         turnover={} if engine is None else {n: t.turnover() for n, t in engine.living_tables().items()},
+        event_time=None if trainer.state.event_time < 0 else trainer.state.event_time,
+        lag=trainer.stream.lag,
     )

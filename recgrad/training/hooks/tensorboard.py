@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -52,6 +53,11 @@ class TensorBoard:
         writer.add_scalar("memory_gb/tables", record.table_bytes / 1e9, record.step)
         for table, turnover in record.turnover.items():
             self._scalars(f"ids/{table}", asdict(turnover), record.step)
+        if record.event_time is not None:
+            writer.add_scalar("stream/event_time", record.event_time, record.step)
+            writer.add_scalar("stream/behind_secs", time.time() - record.event_time, record.step)
+        if record.lag is not None:
+            writer.add_scalar("stream/lag", record.lag, record.step)
         if record.cpu_share is not None:
             writer.add_scalar("cpu_share", record.cpu_share, record.step)
         if "global_gradient_norm" in self.summaries and record.grad_norm is not None:
