@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from recgrad.data.bad_rows import BadRowTally
@@ -132,7 +134,7 @@ class StreamLoader(Loader):
     @property
     def lag(self) -> float | None:
         """Messages of this rank's partitions that wait at the brokers."""
-        return None if self._flow is None else self._flow.lag()
+        return None if self._flow is None else self._flow.lag(self.position.at)
 
     def read_position(self, text: str) -> StreamPosition:
         """The position of this rank."""
@@ -229,7 +231,7 @@ class _Cutter:
         self._state = begin.at  # at the start of the run that is being cut
         self._blocks: list[Block] = []
         self._gathered = 0
-        self._last: tuple[State, float | None] = (begin.at, None)
+        self._times: list[npt.NDArray[np.float64]] = []
 
     def push(self, run: Run) -> Iterator[_Cut]:
         """The batches that are full now."""
@@ -238,25 +240,28 @@ class _Cutter:
         while at < total:
             step = min(total - at, size - self._gathered)
             self._blocks.append(run.block.slice(at, at + step))
+            if run.event_times is not None:
+                self._times.append(run.event_times[at : at + step])
             self._gathered += step
             at += step
             if self._gathered == size:
-                yield self._cut(self._flow.after(self._state, run, at), run.event_time)
+                yield self._cut(self._flow.after(self._state, run, at))
         self._state = self._flow.after(self._state, run, total)
-        self._last = (self._state, run.event_time)
 
     def rest(self) -> Iterator[_Cut]:
         """What is left at the end of the stream; one row, which BatchNorm cannot use, waits for others."""
         least = 2 if self._settings.training else 1
         if self._gathered >= least and not self._settings.drop_remainder:
-            yield self._cut(*self._last)
+            yield self._cut(self._state)
 
-    def _cut(self, at: State, event_time: float | None) -> _Cut:
+    def _cut(self, at: State) -> _Cut:
         window = Window(self._index, self._row, self._blocks, self._plan)
-        cut = _Cut(window, self._gathered, at, event_time)
+        times = np.concatenate([*self._times, [np.nan]])
+        known = times[~np.isnan(times)]
+        cut = _Cut(window, self._gathered, at, float(known.max()) if len(known) else None)
         self._index += 1
         self._row += self._gathered
-        self._blocks, self._gathered = [], 0
+        self._blocks, self._times, self._gathered = [], [], 0
         return cut
 
 

@@ -53,7 +53,5 @@ def open_source(input_path: str, data: DataConfig, settings: LoaderSettings, *, 
         problems.append(Problem("train_input_path", "where is for files that are all there; leave it out"))
     if problems:
         raise ConfigError(problems)
-    kind: type[KafkaSource] | type[FolderSource] = (
-        KafkaSource if is_topic(path, data) else FolderSource
-    )
+    kind: type[KafkaSource] | type[FolderSource] = KafkaSource if is_topic(path, data) else FolderSource
     return kind(path, data, rank=settings.rank, ranks=settings.world_size, bounded=not endless)

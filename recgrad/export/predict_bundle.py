@@ -51,7 +51,9 @@ class BundleRows:
         self._batch_rows = data.eval_batch_size if data.HasField("eval_batch_size") else data.batch_size
         self._skips = data.on_bad_row == DataConfig.SKIP
         self._max_ratio = shortest_float(data.max_bad_row_ratio)
-        refuse_topics(asked.input_path, "predict with a checkpoint (recgrad predict --checkpoint_path), or on files")
+        refuse_topics(
+            asked.input_path, "predict with a checkpoint (recgrad predict --checkpoint_path), or on files"
+        )
         self._reader = open_reader(asked.input_path, data)
         self._read = tuple(self._scorer.schema.names)
         self._carry = carried(asked.carry_columns, self._reader.schema.names, self._read)

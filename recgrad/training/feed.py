@@ -21,7 +21,6 @@ from recgrad.training.processes import Processes
 from recgrad.training.signals import StopRequest
 from recgrad.training.synchronize import Shared, share_losses
 
-
 NO_TIME = -1.0
 
 
@@ -189,7 +188,7 @@ class Feed:
         return float(drawn.batch is not None or drawn.error is not None), float(drawn.error is not None)
 
     def _times(self) -> list[float]:
-        """This rank's event time at its place among all ranks', and its lag: sums over ranks are all of them."""
+        """This rank's event time at its place among all ranks', and its lag; sums have those of all."""
         times = [0.0] * self._processes.world_size
         times[self._processes.rank] = self._time
         lag = self._loader.lag

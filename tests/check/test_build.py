@@ -178,9 +178,9 @@ def test_tables_of_any_size_take_no_memory(whole: Whole) -> None:
 
 def test_python_refuses_what_the_command_refuses(whole: Whole) -> None:
     for config_check in (check_config, recgrad.config.check_config):
-        config = edit_config(whole("deepfm"), {"train_config.delta_embedding_dump_config": {}})
+        config = edit_config(whole("deepfm"), {"data_config.dataset_type": "CustomDataset"})
         (problem,) = map(str, config_check(config).problems)
-        assert "'delta_embedding_dump_config' is not supported" in problem
+        assert "CustomDataset needs data_config.custom_reader" in problem
         sampled = whole("dssm")
         sampled.data_config.tdm_sampler.SetInParent()
         assert any("tdm_sampler" in str(problem) for problem in config_check(sampled).problems)

@@ -68,7 +68,7 @@ class SaveCheckpoints(Hook):
             self._evaluate_and_save(trainer)
 
     def _passed_time(self, state: TrainState) -> bool:
-        """Whether a time to save at lies between the last checkpoint and now; the first time is only noted."""
+        """Whether a time to save at was passed since the last checkpoint; the first time is only noted."""
         now, before = state.event_time, state.event_time_saved
         if before < 0:
             state.event_time_saved = now

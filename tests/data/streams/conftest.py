@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 
@@ -26,6 +24,6 @@ class Broker:
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[Broker]:
+def broker() -> Broker:
     pytest.importorskip("confluent_kafka")
-    yield Broker()
+    return Broker()

@@ -1,4 +1,4 @@
-"""Brokers in a process of their own: prints their address, fills topics as lines of JSON ask, until stdin ends."""
+"""Brokers in a process of their own: prints their address, fills topics as stdin asks."""
 
 from __future__ import annotations
 

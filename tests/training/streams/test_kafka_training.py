@@ -233,9 +233,7 @@ def test_a_signal_while_nothing_comes_saves_and_ends(streaming: PipelineConfig, 
 
 
 @pytest.mark.slow
-def test_brokers_that_fail_are_waited_for(
-    streaming: PipelineConfig, clicks: Path, tmp_path: Path
-) -> None:
+def test_brokers_that_fail_are_waited_for(streaming: PipelineConfig, clicks: Path, tmp_path: Path) -> None:
     own = Brokers()
     own.send("t", cut(pq.read_table(clicks / "train.parquet").slice(0, 1_000)))
     streaming.train_input_path = own.path("t")

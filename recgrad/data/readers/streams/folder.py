@@ -5,8 +5,8 @@ writers write last, and one that is not whole yet is waited for. Each rank has a
 of each file.
 
 A state is {"base": {"after": key, "left": {name: [[start, stop], …]}}, "last": key, "used": rows,
-"file": [key, digest] or None, "rank": r, "ranks": n}: files up to `after` were done before, but for the rows in
-`left`; this rank has finished its shares up to `last`, and has used some rows of its share of `file`.
+"file": [key, digest] or None, "rank": r, "ranks": n}: files up to `after` were done before, but for the rows
+in `left`; this rank has finished its shares up to `last`, and has used some rows of its share of `file`.
 """
 
 from __future__ import annotations
@@ -320,12 +320,12 @@ class FolderFlow(Flow):
     def _say_late(self, keys: Sequence[Key]) -> None:
         """Files that come before one that was read are left out, which the user should know."""
         for key in keys:
-            late = self._last is not None and key < self._last
-            if late and self._looks and key[-1] not in self._passed:
+            last = self._last
+            if last is not None and key < last and self._looks and key[-1] not in self._passed:
                 logger.warning(
                     "%s came after %s was read and is left out: files must come in the order of their names",
                     key[-1],
-                    self._last[-1],
+                    last[-1],
                 )
             self._passed.add(key[-1])
         self._looks += 1

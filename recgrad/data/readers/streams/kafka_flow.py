@@ -22,6 +22,7 @@ MOST_MESSAGES = 2048
 MOST_BYTES = 2 << 20
 HELD_BYTES = 8 << 20
 """What waits of a partition before it is paused."""
+LAG_EVERY_SECS = 0.2
 
 logger = logging.getLogger("recgrad.data")
 
@@ -65,19 +66,19 @@ class KafkaFlow(Flow):
         self._decoder = decoder
         self._until = until
         self._patience = patience
-        self._offsets = {int(p): int(at[0]) for p, at in state["partitions"].items()}
+        offsets = {int(p): int(at[0]) for p, at in state["partitions"].items()}
         self._used = {int(p): (int(at[0]), int(at[1])) for p, at in state["partitions"].items() if at[1]}
-        self._queues: dict[int, deque[Any]] = {p: deque() for p in sorted(self._offsets)}
+        self._queues: dict[int, deque[Any]] = {p: deque() for p in sorted(offsets)}
         self._bytes = dict.fromkeys(self._queues, 0)
         self._paused: set[int] = set()
-        self._done = {p for p, at in self._offsets.items() if until is not None and at >= until[p]}
+        self._done = {p for p, at in offsets.items() if until is not None and at >= until[p]}
         self._quiet = set(state["quiet"])
         self._turn = int(state["next"])
         self._waiting_since: float | None = None
         self._said: set[str] = set()
-        places = [
-            kafka.TopicPartition(topic, p, at) for p, at in self._offsets.items() if p not in self._done
-        ]
+        self._ends: dict[int, int] = {}
+        self._measure_at = 0.0
+        places = [kafka.TopicPartition(topic, p, at) for p, at in offsets.items() if p not in self._done]
         if places:
             consumer.assign(places)
 
@@ -92,6 +93,7 @@ class KafkaFlow(Flow):
         while True:
             self._fetch(0.0)
             messages = self._take()
+            self._look_at_ends()
             if messages:
                 return self._run(messages)
             left = until - time.monotonic()
@@ -116,19 +118,28 @@ class KafkaFlow(Flow):
             rows -= taken
         return {"partitions": partitions, "next": turn, "quiet": quiet}
 
-    def lag(self) -> float | None:
-        """High watermarks that fetches brought along, less what was taken."""
-        total = 0
-        for p, at in list(self._offsets.items()):
+    def lag(self, state: State) -> float | None:
+        """As of the last poll: the client is used by the thread that polls, and by no other."""
+        ends = self._ends
+        return float(sum(max(ends.get(int(p), 0) - at[0], 0) for p, at in state["partitions"].items()))
+
+    def _look_at_ends(self) -> None:
+        """Note where partitions end, which fetches brought along."""
+        now = time.monotonic()
+        if now < self._measure_at:
+            return
+        self._measure_at = now + LAG_EVERY_SECS
+        ends = {}
+        for p in self._queues:
             try:
                 found = self._consumer.get_watermark_offsets(
                     self._kafka.TopicPartition(self._topic, p), cached=True
                 )
-            except (self._kafka.KafkaException, RuntimeError):
-                return None
+            except self._kafka.KafkaException:
+                return
             if found is not None and found[1] >= 0:
-                total += max(found[1] - at, 0)
-        return float(total)
+                ends[p] = found[1]
+        self._ends = ends
 
     def close(self) -> None:
         self._consumer.close()
@@ -233,17 +244,17 @@ class KafkaFlow(Flow):
             Mark(message.partition(), message.offset(), count, 0)
             for message, count in zip(messages, decoded.counts, strict=True)
         ]
-        for mark in marks:
-            self._offsets[mark.partition] = mark.offset + 1
         counts = np.array(decoded.counts)
         sources = np.repeat(np.array([mark.partition for mark in marks], np.int32), counts)
         numbers = np.repeat(np.array([mark.offset for mark in marks], np.int64), counts)
         block = Block(decoded.table, decoded.bad, numbers=numbers, sources=sources)
         if self._used:
             block, marks = self._without_used(block, marks)
-        times = [message.timestamp() for message in messages]
-        known = [stamp for kind, stamp in times if kind != self._kafka.TIMESTAMP_NOT_AVAILABLE]
-        return Run(block, (marks, sorted(self._quiet)), max(known) / 1000 if known else None)
+        absent = self._kafka.TIMESTAMP_NOT_AVAILABLE
+        stamps = [message.timestamp() for message in messages]
+        times = np.array([np.nan if kind == absent else at / 1000 for kind, at in stamps])
+        left = [mark.rows for mark in marks]
+        return Run(block, (marks, sorted(self._quiet)), np.repeat(times, left))
 
     def _without_used(self, block: Block, marks: list[Mark]) -> tuple[Block, list[Mark]]:
         """Without the rows that were trained on before the run was resumed."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from recgrad.data.readers.reader import Block, Fragment, Reader, missing_column
@@ -23,12 +25,12 @@ class Run:
     Attributes:
         block: the rows.
         marks: what the source needs to say where it stands after some of them.
-        event_time: of the latest row, in seconds since 1970; None where messages have no times.
+        event_times: of each row, in seconds since 1970, nan where unknown; None where rows have no times.
     """
 
     block: Block
     marks: Any
-    event_time: float | None = None
+    event_times: npt.NDArray[np.float64] | None = None
 
 
 class Flow(ABC):
@@ -47,8 +49,8 @@ class Flow(ABC):
     def after(self, state: State, run: Run, rows: int) -> State:
         """Where one stands after the first `rows` rows of a run that began at `state`."""
 
-    def lag(self) -> float | None:
-        """Messages of this rank's partitions that wait at the brokers; None where it is not known."""
+    def lag(self, state: State) -> float | None:
+        """Messages of this rank's partitions that lie beyond a state; None where it is not known."""
         return None
 
     @abstractmethod
