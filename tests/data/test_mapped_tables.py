@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from recgrad.config.proto.data_pb2 import DataConfig
-from recgrad.data.samplers import edges, items
+from recgrad.data.samplers import edges, items, mapped
 from recgrad.data.samplers.draws import draw_items, draw_others
 from recgrad.data.samplers.edges import EdgeSource, group_edges, load_edges
 from recgrad.data.samplers.items import ItemTable, TableSource, load_items
@@ -148,6 +148,7 @@ def test_a_file_that_was_cut_short_is_built_again(cache: Path, tmp_path: Path) -
 
 def test_tables_whose_source_is_gone_are_removed(cache: Path, tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
+        mapped._cleaned.clear()  # as of another process
         write_items(tmp_path / name)
         load_items(item_source(tmp_path / name), DataConfig())
         (tmp_path / "a.txt").unlink(missing_ok=True)

@@ -26,11 +26,12 @@ from recgrad.data.readers.files import list_files
 
 logger = logging.getLogger("recgrad.data")
 _FORMAT = 1
-_SUFFIX = ".arrow"
+_SUFFIX, _LOCK, _PARTIAL = ".arrow", ".lock", ".tmp"
 _TICK_SECS = 0.02
 """Longer than file systems take to give another time to a file that changes again."""
-_UNUSED_SECS = 30 * 86_400.0
+_DAY_SECS, _UNUSED_DAYS = 86_400.0, 30
 _SOURCE = b"recgrad.source"
+_cleaned: set[Path] = set()
 
 
 def mapped_table(kind: str, path: str, source: object, build: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
@@ -131,7 +132,7 @@ def _write(folder: Path, batch: pa.RecordBatch, path: str, target: Path | None) 
     """Keep the batch under `target`, or under no name for this process alone; returns it mapped."""
     metadata = {**(batch.schema.metadata or {}), _SOURCE: path.encode()}
     try:
-        descriptor, name = tempfile.mkstemp(".tmp", dir=folder)
+        descriptor, name = tempfile.mkstemp(_PARTIAL, dir=folder)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 schema = batch.schema.with_metadata(metadata)
@@ -158,7 +159,7 @@ def _write(folder: Path, batch: pa.RecordBatch, path: str, target: Path | None) 
 def _locked(folder: Path, key: str) -> Iterator[None]:
     """One process at a time builds a table; the others wait for it, and map it."""
     try:
-        lock = os.open(folder / f"{key[:2]}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        lock = os.open(folder / f"{key[:2]}{_LOCK}", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError:  # a folder that can be read alone: tables are mapped or built, not kept
         yield
         return
@@ -170,22 +171,30 @@ def _locked(folder: Path, key: str) -> Iterator[None]:
 
 
 def _clean(folder: Path, key: str, target: Path) -> None:
-    """Remove other states of this table, tables whose source is gone, and those that nobody used for long.
+    """Remove other states of this table; once a process, what is left of others.
 
     Processes that have mapped a file keep it.
     """
-    now = time.time()
-    for path in folder.iterdir():
-        with suppress(OSError):
-            if path == target or path.suffix == ".lock":
-                continue
-            age = now - path.stat().st_mtime
-            if path.suffix == ".tmp":
-                gone = age > 86_400.0
-            else:
-                gone = path.name.startswith(f"{key}-") or age > _UNUSED_SECS or _source_is_gone(path)
-            if gone:
+    for path in folder.glob(f"{key}-*{_SUFFIX}"):
+        if path != target:
+            with suppress(OSError):
                 path.unlink()
+    if folder not in _cleaned:
+        _cleaned.add(folder)
+        for path in folder.iterdir():
+            with suppress(OSError):
+                if path != target and _is_left(path):
+                    path.unlink()
+
+
+def _is_left(path: Path) -> bool:
+    """Whether a file is of a process that ended, of a source that is gone, or unused for long."""
+    if path.suffix == _LOCK:
+        return False
+    age = time.time() - path.stat().st_mtime
+    if path.suffix == _PARTIAL:
+        return age > _DAY_SECS
+    return age > _UNUSED_DAYS * _DAY_SECS or _source_is_gone(path)
 
 
 def _source_is_gone(path: Path) -> bool:
