@@ -15,7 +15,7 @@ from recgrad.data.hashing import hash_array
 _MIN_PAIRS = 20
 _MODE_ROWS = 20_000
 _CONSTANT = 0.95
-_BUCKETS = 64
+_BUCKETS, _BUCKET_ROWS, _FEW_ROWS = 64, 40_000, 50
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,8 @@ def tells(values: pa.ChunkedArray, codes: Any, target: Any) -> Evidence:
     scores = _rates(codes, labels, train)
     auc = _auc(scores[~train], labels[~train])
     column = one_chunk(values)
-    buckets = _buckets(column)
-    if buckets is not None:
-        scores = _rates(buckets[known], labels, train)
-        auc = max(auc, _auc(scores[~train], labels[~train]))
+    if int(codes.max()) > len(codes) / _FEW_ROWS:  # few rows a value: neighbouring values tell more
+        auc = max(auc, _auc_by_buckets(column.filter(pa.array(known)), labels))
     if not (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
         return Evidence(auc)
     numbers = column.cast(pa.float64()) if not pa.types.is_boolean(column.type) else column.cast(pa.int8())
@@ -62,16 +60,20 @@ def tells(values: pa.ChunkedArray, codes: Any, target: Any) -> Evidence:
     return Evidence(auc, 1 - rate, 0, (1 - rate) / (1 - base))
 
 
-def _buckets(column: Any) -> Any:
-    """Buckets of equally many rows of a column of numbers, whose values may each stand once; else None."""
+def _auc_by_buckets(column: Any, labels: Any) -> float:
+    """The AUC of a number by the buckets of equally many rows that it lies in; ½ of what is no number."""
     if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
-        return None
-    numbers = np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
+        return 0.5
+    step = max(1, len(labels) // _BUCKET_ROWS)
+    numbers = np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))[::step]
+    labels = labels[::step]
     finite = numbers[np.isfinite(numbers)]
     if not len(finite):
-        return None
+        return 0.5
     edges = np.quantile(finite, np.arange(1, _BUCKETS) / _BUCKETS)
-    return np.where(np.isfinite(numbers), np.searchsorted(edges, numbers, side="right"), _BUCKETS)
+    buckets = np.where(np.isfinite(numbers), np.searchsorted(edges, numbers, side="right"), _BUCKETS)
+    train = np.arange(len(buckets)) % 2 == 0
+    return _auc(_rates(buckets, labels, train)[~train], labels[~train])
 
 
 class Groups:
