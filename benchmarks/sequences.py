@@ -5,6 +5,7 @@
 Rows have lengths drawn as those of Amazon Beauty's users (at most 50) and by Zipf's law up to 1,024. The
 peers are torch's scaled_dot_product_attention, and the STU layer's formula in torch, on rows that are padded
 to the longest of the batch. Results are compared first; then forward + backward, interleaved, medians.
+At last dlrm_hstu from end to end, see music_log.py.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from music_log import measure
 from peers.padded import padded_stu
 from results.bars import Bar, write_bars
 from torch import Tensor
@@ -167,9 +169,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     print(f"{torch.get_num_threads()} threads")
-    bars = kernels(args.seconds)
-    if args.json:
-        write_bars(args.json, bars)
+    write_bars(args.json, [*kernels(args.seconds), *measure()])
 
 
 if __name__ == "__main__":

@@ -25,16 +25,16 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("shop")
     rng = np.random.default_rng(0)
     log = [
-        {"user": user, "item": 1 + (int(start) + i) % ITEMS, "time": i}
+        {"user": user, "item_id": 1 + (int(start) + i) % ITEMS, "time": i}
         for user, start in enumerate(rng.integers(0, ITEMS, 150))
         for i in range(int(rng.integers(4, 9)))
     ]
     pq.write_table(pa.Table.from_pylist(log), path / "log.parquet")
-    flags = ["--user", "user", "--item", "item", "--time", "time", "--out", str(path)]
+    flags = ["--user", "user", "--item", "item_id", "--time", "time", "--out", str(path)]
     assert main(["sequences", str(path / "log.parquet"), *flags]) == 0
     text = (path / "sasrec.config").read_text().replace("lr: 0.001", "lr: 0.01")
     (path / "tiny.config").write_text(text)
-    edits = {"train_config.num_epochs": 12, "data_config.batch_size": 32}
+    edits = {"train_config.num_epochs": 5, "data_config.batch_size": 32}
     recgrad.train(path / "tiny.config", edit_config_json=edits, model_dir=str(path / "model"))
     assert main(["export", str(path / "model"), "--export_dir", str(path / "bundle")]) == 0
     items = ["--items", str(path / "items.parquet"), "--id_field", "item_id"]
