@@ -251,6 +251,8 @@ def bench_drift() -> list[Bar]:
         "dynamicemb LFU": {"policy": COUNT},
         "zch lru": {"policy": LAST, "interval": 5, "fallback": True},
         "zch distance_lfu": {"policy": DISTANCE, "interval": 5, "fallback": True},
+        "zch distance_lfu, exponent 2": {"policy": DISTANCE, "interval": 5, "fallback": True, "decay": 2.0},
+        "zch distance_lfu, exponent 2, interval 1": {"policy": DISTANCE, "fallback": True, "decay": 2.0},
     }
     subjects = [(Subject("hashed", None, small, tables=2, dim=1, init_fn=init_fn), 0)]
     for name, settings in kinds.items():

@@ -10,7 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,7 @@ class FollowingScorer(Scorer):
         self.deltas = Path(deltas)
         self.applied = Applied(manifest.delta, manifest.delta_id, manifest.step, 0.0)
         self.refused = ""
+        self._bad: object = None
         self._files = {r.file: (self.path / r.file).read_bytes() for r in manifest.programs.values()}
 
     def follow(self) -> int:
@@ -79,9 +82,13 @@ class FollowingScorer(Scorer):
                 if later and not self.refused:
                     self._wait_for_gap(min(later))
                 return count
+            files = _signature(path)
+            if files == self._bad:
+                return count
             try:
                 self._apply(read_record(path))
             except DeltaError as error:
+                self._bad = files  # read again when something changes
                 if str(error) != self.refused:
                     _log.warning("refused a delta, what was served before stays: %s", error)
                 self.refused = str(error)
@@ -140,6 +147,16 @@ class FollowingScorer(Scorer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a scorer that follows deltas cannot be pickled; load it where it is used")
+
+
+def _signature(path: Path) -> object:
+    """What changes when a file of a delta is replaced or written."""
+    found = []
+    for file in sorted(path.parent.glob(f"{escape(path.stem)}.*")):
+        with suppress(OSError):
+            state = file.stat()
+            found.append((file.name, state.st_size, state.st_mtime_ns))
+    return found
 
 
 class DeltaThread:
