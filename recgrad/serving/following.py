@@ -46,7 +46,7 @@ class FollowingScorer(Scorer):
         deltas: the folder.
 
     Raises:
-        BundleError: the bundle has no stream, or its programs cannot take other weights.
+        BundleError: the bundle has no stream, its programs cannot take other weights, or it is calibrated.
     """
 
     table_kind = MovingTables
@@ -54,6 +54,11 @@ class FollowingScorer(Scorer):
     def __init__(self, path: str | Path, deltas: str | Path, **options: Any) -> None:
         super().__init__(path, **options)
         manifest = self.manifest
+        if self.calibration is not None:
+            raise BundleError(
+                f"{path}: cannot follow deltas: its calibration is of step {self.calibration.step}, and deltas "
+                "bring other weights; export with --raw_scores, or calibrate again and replace the bundle"
+            )
         if not manifest.stream:
             raise BundleError(
                 f"{path}: cannot follow deltas: its checkpoint is of a run without "

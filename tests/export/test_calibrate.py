@@ -18,6 +18,7 @@ from recgrad.calibration.stored import read_calibration
 from recgrad.cli.main import main
 from recgrad.config import load_config
 from recgrad.errors import BundleError, RecgradError
+from recgrad.serving.following import FollowingScorer
 from recgrad.serving.manifest import read_manifest
 from recgrad.serving.scorer import Scorer
 from recgrad.serving.verify import checksum_of
@@ -95,6 +96,8 @@ def test_every_way_to_score_applies_it(
 
 def _only_whole_calibrations_load(bundle: Path) -> None:
     """Golden rows notice another map whose checksum is right; checksums a changed or missing file."""
+    with pytest.raises(BundleError, match="other weights"):
+        FollowingScorer(bundle, bundle.parent)
     path, manifest = bundle / "calibration.json", read_manifest(bundle)
     stored = read_calibration(path)
     line = stored.maps["probs"]
