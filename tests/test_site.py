@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pyarrow.parquet as pq
 import pytest
@@ -76,6 +78,26 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
         page = (site / "reference" / f"{package}.html").read_text()
         text = re.sub(r"<[^>]+>", "", page)
         assert [name for name in module.__all__ if name.strip("_") not in text] == []
+
+
+def test_the_gallery_shows_every_picture_with_its_commands() -> None:
+    page = (ROOT / "docs" / "gallery.md").read_text()
+    for picture in pictures().PICTURES:
+        assert f"assets/gallery/{picture.name}.png" in page, picture.name
+        assert "\n".join(picture.commands) in page, picture.name
+        size = (ROOT / "docs/assets/gallery" / f"{picture.name}.png").stat().st_size
+        assert 2_000 < size < 200_000, picture.name
+    assert "\n".join(pictures().BEFORE) in page
+
+
+def pictures() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "website" / "pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["pictures"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_the_front_page_shows_what_the_two_commands_print(

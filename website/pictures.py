@@ -51,7 +51,9 @@ PICTURES = (
     Picture("report", ("recgrad report shop/run/model",), "shop/run/model/report.html", 1500),
     Picture("schedule", ("recgrad schedule clicks/deepfm.config --out schedule.png",), "schedule.png"),
     Picture(
-        "lr_find", ("recgrad lr-find shop/run/pipeline.config --steps 60 --out lr_find.png",), "lr_find.png"
+        "lr_find",
+        ("recgrad lr-find clicks/deepfm.config --start 1e-5 --steps 100 --out lr_find.png",),
+        "lr_find.png",
     ),
     Picture(
         "compare",
@@ -78,9 +80,9 @@ PICTURES = (
     ),
     Picture(
         "tune",
-        ("recgrad tune shop/run/pipeline.config --trials 8 --out search",),
+        ("recgrad tune shop/run/pipeline.config --trials 5 --out search",),
         "search/report.html",
-        1300,
+        820,
     ),
     Picture(
         "serve",

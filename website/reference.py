@@ -51,7 +51,7 @@ def _api_page(name: str, told: set[str]) -> str:
         elif public == "PipelineConfig":
             parts.append("\n## PipelineConfig\n\nA whole config: [all settings](schema.md#pipelineconfig).\n")
         else:
-            parts.append(f"\n## {public}\n\n`{home}`\n")
+            parts.append(f"\n## `{public}`\n\n`{home}`\n")
     return "".join(parts)
 
 
