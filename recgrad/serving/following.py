@@ -56,8 +56,8 @@ class FollowingScorer(Scorer):
         manifest = self.manifest
         if self.calibration is not None:
             raise BundleError(
-                f"{path}: cannot follow deltas: its calibration is of step {self.calibration.step}, and deltas "
-                "bring other weights; export with --raw_scores, or calibrate again and replace the bundle"
+                f"{path}: cannot follow deltas: its calibration is of step {self.calibration.step}, and "
+                "deltas bring other weights; export with --raw_scores, or calibrate again and replace it"
             )
         if not manifest.stream:
             raise BundleError(
