@@ -1,4 +1,4 @@
-"""Runs of a sequence model: killed and resumed, and over rows that are odd."""
+"""Runs of a sequence model: killed and resumed, on two ranks as on one, and over rows that are odd."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import recgrad
 from recgrad.cli.main import main
 from recgrad.errors import DataError
 from recgrad.training.checkpoint import read_checkpoint
+from recgrad.training.run import load_trained
 
 ITEMS, STEPS = 20, 24
 
@@ -103,6 +104,39 @@ def tensors(tree: object, name: str = "") -> dict[str, bytes]:
     if not isinstance(tree, Mapping):
         return {}
     return {k: v for key, value in tree.items() for k, v in tensors(value, f"{name}.{key}").items()}
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_what_one_does(shop: Path, tmp_path: Path) -> None:
+    """Histories differ in length, and every position weighs the same, on whichever rank it is."""
+    pytest.importorskip("torchrec")
+    table, found = pq.read_table(shop / "train.parquet").slice(0, 160), {}
+    lengths = np.diff(table["history__item"].combine_chunks().offsets.to_numpy())
+    halves = lengths.reshape(10, 2, 8).sum(2)
+    assert (halves[:, 0] != halves[:, 1]).any()  # else a mean of means would do
+    text = (shop / "sasrec.config").read_text()
+    text = text.replace("dropout_ratio: 0.5", "dropout_ratio: 0")
+    text = text.replace("adam_optimizer { lr: 0.001 }", "sgd_optimizer { lr: 0.5 }")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "sasrec.config").write_text(text)
+    for ranks in (1, 2):
+        # A rank reads a consecutive share of the rows; both together have the batches of one.
+        order = np.arange(160).reshape(10, ranks, 16 // ranks).transpose(1, 0, 2).ravel()
+        pq.write_table(table.take(order), tmp_path / f"{ranks}.parquet")
+        changed = edits(**{
+            "train_config.num_steps": 6,
+            "data_config.batch_size": 16 // ranks,
+            "data_config.shuffle": False,
+            "train_input_path": str(tmp_path / f"{ranks}.parquet"),
+        })  # fmt: skip
+        line = command(tmp_path / "plain", tmp_path / str(ranks), ranks, changed)
+        done = subprocess.run(line, env=environment(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found[ranks] = load_trained(tmp_path / str(ranks), None, device=torch.device("cpu")).task.model
+    one, other = (found[ranks].state_dict() for ranks in (1, 2))
+    for name, value in one.items():
+        if "engine" not in name:
+            torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize(
