@@ -184,6 +184,7 @@ def open_table(address: TableAddress, quota: str) -> tuple[Any, Any]:
     entry = _connect(odps, address.project)
     try:
         table = entry.get_table(address.table, project=address.project, schema=address.schema)
+        table.reload()  # what is not there is found here, not at its first use
         client = odps.apis.storage_api.StorageApiArrowClient(entry, table, quota_name=quota)
     except (OSError, odps.errors.ODPSError) as error:
         raise DataError(

@@ -109,7 +109,8 @@ class KafkaSource(Source):
             self.name,
             state,
             decoder,
-            until=ends if self._bounded else None,
+            ends=ends,
+            bounded=self._bounded,
             patience=self._settings.partition_wait_secs,
         )
 

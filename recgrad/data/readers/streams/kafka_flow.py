@@ -45,7 +45,8 @@ class KafkaFlow(Flow):
         topic: its name.
         state: where to begin.
         decoder: of messages.
-        until: where each partition ends; None reads on for ever.
+        ends: where each partition ends now.
+        bounded: read no further than that; else for ever.
         patience: seconds for which a silent partition is waited for while others have messages.
     """
 
@@ -57,14 +58,15 @@ class KafkaFlow(Flow):
         state: State,
         decoder: Decoder,
         *,
-        until: Mapping[int, int] | None,
+        ends: Mapping[int, int],
+        bounded: bool,
         patience: float,
     ) -> None:
         self._kafka = kafka
         self._consumer = consumer
         self._topic = topic
         self._decoder = decoder
-        self._until = until
+        self._until = until = ends if bounded else None
         self._patience = patience
         offsets = {int(p): int(at[0]) for p, at in state["partitions"].items()}
         self._used = {int(p): (int(at[0]), int(at[1])) for p, at in state["partitions"].items() if at[1]}
@@ -76,7 +78,7 @@ class KafkaFlow(Flow):
         self._turn = int(state["next"])
         self._waiting_since: float | None = None
         self._said: set[str] = set()
-        self._ends: dict[int, int] = {}
+        self._ends = dict(ends)
         self._measure_at = 0.0
         places = [kafka.TopicPartition(topic, p, at) for p, at in offsets.items() if p not in self._done]
         if places:
@@ -129,7 +131,7 @@ class KafkaFlow(Flow):
         if now < self._measure_at:
             return
         self._measure_at = now + LAG_EVERY_SECS
-        ends = {}
+        ends = dict(self._ends)
         for p in self._queues:
             try:
                 found = self._consumer.get_watermark_offsets(
