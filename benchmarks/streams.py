@@ -189,7 +189,7 @@ def measure_kills(folder: Path, brokers: Brokers, kills: int) -> list[Bar]:
             before = begun(killed)
             while process.is_alive() and begun(killed) <= before:
                 time.sleep(0.005)
-            time.sleep(rng.uniform(0, 0.3))
+            time.sleep(rng.uniform(0, 1.5))  # before, in and after the first steps
             if process.is_alive():
                 process.kill()
                 done += 1
