@@ -157,6 +157,7 @@ def pairs(*names: str) -> pa.Table:
 def drawing(config: PipelineConfig, features: Any, rounds: int, step: float) -> Bar:
     """What a batch costs more with a sampler, draws and the encoding of what was drawn, over a step."""
     from recgrad.data.loader import build_loader
+    from recgrad.models.targets import find_targets
 
     loaders = []
     for drawn_from in (True, False):
@@ -165,7 +166,10 @@ def drawing(config: PipelineConfig, features: Any, rounds: int, step: float) -> 
         one.data_config.num_workers = 0
         if not drawn_from:
             one.data_config.ClearField("negative_sampler")
-        loaders.append(build_loader(one, one.train_input_path, features=features, training=True))
+        loader = build_loader(
+            one, one.train_input_path, features=features, targets=find_targets(one), training=True
+        )
+        loaders.append(loader)
 
     def batches(loader: Any) -> int:
         return sum(batch.size > 0 for batch, _ in zip(loader.epoch(0), range(100)))
