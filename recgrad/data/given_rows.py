@@ -84,10 +84,11 @@ def _column(values: Any, name: str, schema: pa.Schema | None) -> Any:
     try:
         return pa.array(values)
     except (pa.ArrowException, TypeError, OverflowError) as error:
-        if not isinstance(values, Sequence) or not all(type(value) in _MIXED for value in values):
+        texts = isinstance(values, Sequence) and all(type(value) in _MIXED for value in values)
+        if schema is None or not texts:
             text = str(error).strip().partition("\n")[0]
             raise TypeError(f"column '{name}': {text}") from error
-        # Numbers among texts are read as texts, so that features say which row is wrong.
+        # To be scored, numbers among texts are read as texts, so that features say which row is wrong.
         return pa.array([None if value is None else str(value) for value in values], pa.string())
 
 
