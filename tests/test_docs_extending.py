@@ -28,7 +28,7 @@ from recgrad.data.features.build import features_of
 from recgrad.data.features.frame import Frame
 from recgrad.data.readers.build import open_reader
 from recgrad.data.samplers.build import build_sampler
-from recgrad.data.samplers.sampler import Place
+from recgrad.data.samplers.sampler import Place, SamplerSource
 from recgrad.nn.encoders.base import build_encoder
 from recgrad.training.checkpoint import read_checkpoint
 
@@ -260,7 +260,7 @@ def test_a_sampler_of_ones_own_is_what_its_text_says(towers: Path) -> None:
     config = load_config("towers.config")
     features = features_of(config)
     reader = open_reader(config.train_input_path, config.data_config)
-    sampler = build_sampler(config.data_config, features, reader, training=True, seed=0)
+    sampler = build_sampler(SamplerSource(config.data_config, features, reader, training=True, seed=0))
     assert sampler is not None
     groups = pa.array([3, 5, 3, None, 3])
     batch: Any = Batch(5, None, None, {}, None, {}, {})  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from recgrad.data.readers.build import check_declared, open_reader
 from recgrad.data.readers.reader import Reader
 from recgrad.data.readers.streams.source import ColumnsOf, Source
 from recgrad.data.samplers.build import build_sampler, leaves_unused, provided_features
+from recgrad.data.samplers.sampler import SamplerSource
 from recgrad.data.stream_loader import StreamLoader, Waits
 from recgrad.data.stream_source import is_stream, open_source
 from recgrad.data.targets import Targets, check_number, check_types
@@ -67,7 +68,7 @@ def build_loader(
     sampler = None
     if targets is not None and not leaves_unused(config):
         known = rows if isinstance(rows, Reader) else ColumnsOf(rows)
-        sampler = build_sampler(data, features, known, training=training, seed=seed)
+        sampler = build_sampler(SamplerSource(data, features, known, training=training, seed=seed))
     targets = targets or Targets()
     provided = provided_features(config, features) if sampler else frozenset[str]()
     encoder = CodedEncoder([f for f in features if f.name not in provided], rows.coded_columns)

@@ -15,6 +15,7 @@ from recgrad.data.features.base import Feature
 from recgrad.data.readers.build import open_reader
 from recgrad.data.readers.reader import Reader
 from recgrad.data.samplers.build import build_sampler, provided_features
+from recgrad.data.samplers.sampler import SamplerSource
 from recgrad.errors import RecgradError
 
 GOLDEN_ROWS = 16
@@ -60,7 +61,7 @@ def _completed(
     brought = {name for f in features if f.name in provided for name in f.columns}
     if len(there) == len(columns) or not brought:
         return lambda table: table, list(columns)
-    sampler = build_sampler(config.data_config, features, reader, training=False, seed=0)
+    sampler = build_sampler(SamplerSource(config.data_config, features, reader, training=False, seed=0))
     assert sampler is not None
 
     def complete(table: pa.Table) -> pa.Table:

@@ -11,9 +11,8 @@ from recgrad.config.messages import chosen, struct_to_dict
 from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
 from recgrad.data.features.base import Feature
-from recgrad.data.readers.reader import Reader
 from recgrad.data.samplers.own import sampler_class
-from recgrad.data.samplers.sampler import SAMPLERS, Sampler
+from recgrad.data.samplers.sampler import SAMPLERS, Sampler, SamplerSource
 from recgrad.errors import ConfigError, Problem
 from recgrad.limits import limits_of
 
@@ -66,19 +65,17 @@ def checked_class(name: str, message: Any) -> type[Sampler]:
     return cls
 
 
-def build_sampler(
-    data: DataConfig, features: Sequence[Feature], reader: Reader, *, training: bool, seed: int
-) -> Sampler | None:
-    """The sampler of `data_config` for the data of `reader`, or None when it names none."""
-    picked = chosen(data, "sampler")
+def build_sampler(source: SamplerSource) -> Sampler | None:
+    """The sampler that `data_config` names, made for `source`; None when it names none."""
+    picked = chosen(source.data, "sampler")
     if picked is None:
         return None
     name, message = picked
     cls = checked_class(name, message)
     named = [getattr(message, field, "") for field in ("item_id_field", "user_id_field")]
-    reader.check_columns([column for column in named if column])
+    source.reader.check_columns([column for column in named if column])
     try:
-        return cls.build(message, data, features, reader, training=training, seed=seed)
+        return cls.build(message, source)
     except (TypeError, ValueError) as error:
         if not names_class(message.DESCRIPTOR):
             raise

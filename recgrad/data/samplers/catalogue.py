@@ -12,14 +12,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.batch import Batch, Comparison
 from recgrad.data.features.base import Feature
-from recgrad.data.readers.reader import Reader
 from recgrad.data.samplers.draws import draw_evenly
 from recgrad.data.samplers.exclusion import excluded_pairs
 from recgrad.data.samplers.item_side import ItemSide, build_items, check_items
-from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler
+from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler, SamplerSource
 from recgrad.errors import ConfigError, DataError, Problem
 from recgrad.limits import FILLED
 
@@ -63,23 +61,14 @@ class CatalogueSampler(Sampler):
             raise ConfigError(problems)
 
     @classmethod
-    def build(
-        cls,
-        config: Any,
-        data: DataConfig,
-        features: Sequence[Feature],
-        reader: Reader,
-        *,
-        training: bool,
-        seed: int,
-    ) -> CatalogueSampler:
+    def build(cls, config: Any, source: SamplerSource) -> CatalogueSampler:
         """The sampler of its message."""
-        cls.check(config, features)
-        if training and data.negative_sample_mask_prob:
+        cls.check(config, source.features)
+        if source.training and source.data.negative_sample_mask_prob:
             where = "data_config.negative_sample_mask_prob"
             raise ConfigError([Problem(where, "has no effect with catalogue_sampler; remove it")])
-        items = build_items(config, config.input_path, data, features, reader.schema, training=training)
-        return cls(items, count=0 if training else config.num_eval_sample, seed=seed)
+        items = build_items(config, config.input_path, source)
+        return cls(items, count=0 if source.training else config.num_eval_sample, seed=source.seed)
 
     def sample(self, batch: Batch, columns: Mapping[str, pa.Array], place: Place) -> Batch:
         """The batch with all items, or with those drawn for an evaluation."""

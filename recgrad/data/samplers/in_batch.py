@@ -11,7 +11,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.arrow_columns import without_dictionary
 from recgrad.data.batch import Batch, Comparison
 from recgrad.data.features.base import Feature
@@ -19,7 +18,7 @@ from recgrad.data.readers.reader import Reader
 from recgrad.data.samplers.exclusion import excluded_pairs
 from recgrad.data.samplers.item_side import check_delimiter, own_items
 from recgrad.data.samplers.items import ItemTable, TableSource, load_items
-from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler
+from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler, SamplerSource
 from recgrad.data.samplers.tables import is_hashed
 from recgrad.data.samplers.user_edges import UserEdges, build_user_edges
 from recgrad.errors import ConfigError, DataError, Problem
@@ -69,29 +68,20 @@ class InBatchSampler(Sampler):
             raise ConfigError(problems)
 
     @classmethod
-    def build(
-        cls,
-        config: Any,
-        data: DataConfig,
-        features: Sequence[Feature],
-        reader: Reader,
-        *,
-        training: bool,
-        seed: int,
-    ) -> InBatchSampler:
+    def build(cls, config: Any, source: SamplerSource) -> InBatchSampler:
         """The sampler of its message."""
-        cls.check(config, features)
+        cls.check(config, source.features)
         field = config.item_id_field
-        hashed = is_hashed(reader.schema.field(field).type)
+        hashed = is_hashed(source.reader.schema.field(field).type)
         items = None
-        if training and config.input_path:
-            source = TableSource(config.input_path, (), ":", config.field_delimiter or "\t", (), hashed)
-            items = load_items(source, data)
-        elif training:
-            items = count_items(reader, field, hashed)
+        if source.training and config.input_path:
+            table = TableSource(config.input_path, (), ":", config.field_delimiter or "\t", (), hashed)
+            items = load_items(table, source.data)
+        elif source.training:
+            items = count_items(source.reader, field, hashed)
         positives = None
         if config.pos_edge_input_path:
-            positives = build_user_edges(config, config.pos_edge_input_path, data, reader.schema)
+            positives = build_user_edges(config, config.pos_edge_input_path, source)
         return cls(field, hashed=hashed, items=items, positives=positives)
 
     def sample(self, batch: Batch, columns: Mapping[str, pa.Array], place: Place) -> Batch:

@@ -11,13 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.batch import Batch
 from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
 from recgrad.data.order import random_mask
 from recgrad.data.samplers.items import ItemTable, TableSource, attribute_types, load_items
+from recgrad.data.samplers.sampler import SamplerSource
 from recgrad.data.samplers.tables import is_hashed, keys_of
 from recgrad.errors import DataError, Problem
 
@@ -80,33 +80,26 @@ class ItemSide:
         return Batch.of(encoded)
 
 
-def build_items(
-    config: Any,
-    path: str,
-    data: DataConfig,
-    features: Sequence[Feature],
-    schema: pa.Schema,
-    *,
-    training: bool,
-) -> ItemSide:
+def build_items(config: Any, path: str, source: SamplerSource) -> ItemSide:
     """The items of a sampler's message, whose table is at `path`."""
-    attributes = tuple(config.attr_fields)
-    prefix = sequence_prefix(features, attributes, config.item_id_field)
-    source = TableSource(
+    attributes, schema = tuple(config.attr_fields), source.reader.schema
+    prefix = sequence_prefix(source.features, attributes, config.item_id_field)
+    names = [prefix + name for name in attributes]
+    table = TableSource(
         path=path,
         attributes=attributes,
         attr_delimiter=config.attr_delimiter,
         field_delimiter=config.field_delimiter or "\t",
-        types=attribute_types([prefix + name for name in attributes], schema),
+        types=attribute_types(names, schema),
         hashed=is_hashed(schema.field(config.item_id_field).type),
     )
     return ItemSide(
-        load_items(source, data),
-        FeatureEncoder(item_features(features, [prefix + name for name in attributes])),
+        load_items(table, source.data),
+        FeatureEncoder(item_features(source.features, names)),
         id_field=config.item_id_field,
-        hashed=source.hashed,
+        hashed=table.hashed,
         delimiter=getattr(config, "item_id_delim", ";"),
-        mask_probability=data.negative_sample_mask_prob if training else 0.0,
+        mask_probability=source.data.negative_sample_mask_prob if source.training else 0.0,
         prefix=prefix,
     )
 

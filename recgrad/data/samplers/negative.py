@@ -11,16 +11,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.config.proto.sampler_pb2 import OWN_ITEM
 from recgrad.data.batch import Batch, Comparison
 from recgrad.data.features.base import Feature
-from recgrad.data.readers.reader import Reader
 from recgrad.data.samplers.draws import draw_items, draw_others
 from recgrad.data.samplers.exclusion import excluded_pairs
 from recgrad.data.samplers.hard_items import HardItems, build_hard_items
 from recgrad.data.samplers.item_side import ItemSide, Own, build_items, check_items
-from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler
+from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler, SamplerSource
 from recgrad.data.samplers.user_edges import UserEdges, build_user_edges
 from recgrad.errors import ConfigError
 from recgrad.limits import FILLED, Count
@@ -87,32 +85,22 @@ class NegativeSampler(Sampler):
             raise ConfigError(problems)
 
     @classmethod
-    def build(
-        cls,
-        config: Any,
-        data: DataConfig,
-        features: Sequence[Feature],
-        reader: Reader,
-        *,
-        training: bool,
-        seed: int,
-    ) -> NegativeSampler:
+    def build(cls, config: Any, source: SamplerSource) -> NegativeSampler:
         """The sampler of its message; num_eval_sample counts in evaluation when it is set."""
-        cls.check(config, features)
-        path, schema = getattr(config, cls.item_path), reader.schema
-        items = build_items(config, path, data, features, schema, training=training)
+        cls.check(config, source.features)
+        items = build_items(config, getattr(config, cls.item_path), source)
         fields = config.DESCRIPTOR.fields_by_name
         positives = hard = None
         if "pos_edge_input_path" in fields:
-            positives = build_user_edges(config, config.pos_edge_input_path, data, schema)
+            positives = build_user_edges(config, config.pos_edge_input_path, source)
         if "hard_neg_edge_input_path" in fields:
-            edges = build_user_edges(config, config.hard_neg_edge_input_path, data, schema, by_weight=True)
+            edges = build_user_edges(config, config.hard_neg_edge_input_path, source, by_weight=True)
             hard = build_hard_items(edges, items.table, config.num_hard_sample)
-        by_row = positives is not None or config.exclude == OWN_ITEM or not training
+        by_row = positives is not None or config.exclude == OWN_ITEM or not source.training
         return cls(
             items,
-            count=config.num_sample if training else config.num_eval_sample or config.num_sample,
-            seed=seed,
+            count=config.num_sample if source.training else config.num_eval_sample or config.num_sample,
+            seed=source.seed,
             bans_batch=not by_row,
             positives=positives,
             hard=hard,

@@ -12,15 +12,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.batch import Batch, NextItems
 from recgrad.data.features.base import Feature
-from recgrad.data.readers.reader import Reader
 from recgrad.data.samplers.catalogue import CatalogueSampler
 from recgrad.data.samplers.draws import draw_evenly, draw_items
 from recgrad.data.samplers.exclusion import excluded_pairs
 from recgrad.data.samplers.item_side import ItemSide, build_items, check_items, own_items
-from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler
+from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler, SamplerSource
 from recgrad.errors import ConfigError, DataError, Problem
 
 Ints = npt.NDArray[np.int64]
@@ -73,32 +71,23 @@ class NextItemSampler(Sampler):
             raise ConfigError(problems)
 
     @classmethod
-    def build(
-        cls,
-        config: Any,
-        data: DataConfig,
-        features: Sequence[Feature],
-        reader: Reader,
-        *,
-        training: bool,
-        seed: int,
-    ) -> Sampler:
+    def build(cls, config: Any, source: SamplerSource) -> Sampler:
         """The sampler of its message; in evaluation one that compares rows."""
-        cls.check(config, features)
-        if data.negative_sample_mask_prob:
+        cls.check(config, source.features)
+        if source.data.negative_sample_mask_prob:
             where = "data_config.negative_sample_mask_prob"
             raise ConfigError([Problem(where, f"has no effect with {cls.config_name}; remove it")])
-        reader.check_columns([config.item_id_field, config.history_field])
-        items = build_items(config, config.input_path, data, features, reader.schema, training=training)
-        if not training:
-            return CatalogueSampler(items, count=config.num_eval_sample, seed=seed)
+        source.reader.check_columns([config.item_id_field, config.history_field])
+        items = build_items(config, config.input_path, source)
+        if not source.training:
+            return CatalogueSampler(items, count=config.num_eval_sample, seed=source.seed)
         return cls(
             items,
             config.history_field,
             delimiter=config.history_delimiter,
             count=config.num_sample,
             evenly=config.evenly,
-            seed=seed,
+            seed=source.seed,
         )
 
     def sample(self, batch: Batch, columns: Mapping[str, pa.Array], place: Place) -> Batch:

@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from recgrad.config.class_paths import names_class
 from recgrad.config.messages import struct_to_dict
-from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.features.base import Feature
-from recgrad.data.readers.reader import Reader
-from recgrad.data.samplers.sampler import SAMPLERS, Sampler
-
-
-@dataclass(frozen=True)
-class SamplerSource:
-    """What a sampler is made for.
-
-    Attributes:
-        data: data_config.
-        features: the encoders of all features.
-        reader: of the rows that it samples for.
-        training: whether those are of training.
-        seed: draws depend on it, and on the place of the batch, alone.
-    """
-
-    data: DataConfig
-    features: Sequence[Feature]
-    reader: Reader
-    training: bool
-    seed: int
+from recgrad.data.samplers.sampler import SAMPLERS, Sampler, SamplerSource
 
 
 class OwnSampler(Sampler):
@@ -50,20 +28,10 @@ class OwnSampler(Sampler):
         """Nothing more than the limits of the constructor's signature; may be overridden."""
 
     @classmethod
-    def build(
-        cls,
-        config: Any,
-        data: DataConfig,
-        features: Sequence[Feature],
-        reader: Reader,
-        *,
-        training: bool,
-        seed: int,
-    ) -> Sampler:
+    def build(cls, config: Any, source: SamplerSource) -> Sampler:
         """The sampler made with its params."""
-        source = SamplerSource(data, features, reader, training, seed)
         sampler = cls(source, **struct_to_dict(config.params))
-        reader.check_columns(sampler.columns)
+        source.reader.check_columns(sampler.columns)
         return sampler
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypedDict
 
 import pyarrow as pa
@@ -30,6 +31,25 @@ class Place(NamedTuple):
     epoch: int
     rank: int
     row: int
+
+
+@dataclass(frozen=True)
+class SamplerSource:
+    """What a sampler is made for.
+
+    Attributes:
+        data: data_config.
+        features: the encoders of all features.
+        reader: of the rows that it samples for.
+        training: whether those are of training.
+        seed: draws depend on it, and on the place of the batch, alone.
+    """
+
+    data: DataConfig
+    features: Sequence[Feature]
+    reader: Reader
+    training: bool
+    seed: int
 
 
 class Sampler(ABC):
@@ -65,17 +85,8 @@ class Sampler(ABC):
 
     @classmethod
     @abstractmethod
-    def build(
-        cls,
-        config: Any,
-        data: DataConfig,
-        features: Sequence[Feature],
-        reader: Reader,
-        *,
-        training: bool,
-        seed: int,
-    ) -> Sampler:
-        """The sampler of a config message for the rows that `reader` reads."""
+    def build(cls, config: Any, source: SamplerSource) -> Sampler:
+        """The sampler of a config message, made for `source`."""
 
     @abstractmethod
     def sample(self, batch: Batch, columns: Mapping[str, pa.Array], place: Place) -> Batch:

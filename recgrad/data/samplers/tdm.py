@@ -12,16 +12,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.batch import Batch
 from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.features.base import Feature
 from recgrad.data.order import random_bits
-from recgrad.data.readers.reader import Reader
 from recgrad.data.samplers.edges import EdgeSource, load_edges
 from recgrad.data.samplers.item_side import ItemSide, check_items, item_features
 from recgrad.data.samplers.items import TableSource, attribute_types, load_items
-from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler
+from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler, SamplerSource
 from recgrad.data.samplers.tables import is_hashed
 from recgrad.data.samplers.tree import Tree, build_tree, draw_nodes
 from recgrad.data.taking import beside, take_rows
@@ -117,40 +115,31 @@ class TDMSampler(Sampler):
             raise ConfigError(problems)
 
     @classmethod
-    def build(
-        cls,
-        config: Any,
-        data: DataConfig,
-        features: Sequence[Feature],
-        reader: Reader,
-        *,
-        training: bool,
-        seed: int,
-    ) -> TDMSampler:
+    def build(cls, config: Any, source: SamplerSource) -> TDMSampler:
         """The sampler of its message; num_eval_sample, if set, is drawn of each level in evaluation."""
-        cls.check(config, features)
-        attributes, schema = attributes_of(config), reader.schema
+        cls.check(config, source.features)
+        attributes, schema = attributes_of(config), source.reader.schema
         delimiter = config.field_delimiter or "\t"
         hashed = is_hashed(schema.field(config.item_id_field).type)
         types = attribute_types(attributes, schema)
-        source = TableSource(
+        table = TableSource(
             config.item_input_path, attributes, config.attr_delimiter, delimiter, types, hashed
         )
-        nodes = load_items(source, data)
-        edges = load_edges(EdgeSource(config.edge_input_path, delimiter, hashed, hashed, False), data)
+        nodes = load_items(table, source.data)
+        edges = load_edges(EdgeSource(config.edge_input_path, delimiter, hashed, hashed, False), source.data)
         tree = build_tree(nodes, edges)
         counts = list(config.layer_num_sample)
-        if not training and config.num_eval_sample:
+        if not source.training and config.num_eval_sample:
             most = [tree.drawable(i) - 1 for i in range(min(tree.levels, len(counts)))]
             counts = [min(config.num_eval_sample, m) if n else 0 for n, m in zip(counts, most, strict=False)]
         _check_counts(tree, counts)
-        mask = data.negative_sample_mask_prob if training else 0.0
-        encoder = FeatureEncoder(item_features(features, attributes))
+        mask = source.data.negative_sample_mask_prob if source.training else 0.0
+        encoder = FeatureEncoder(item_features(source.features, attributes))
         return cls(
             tree,
             ItemSide(nodes, encoder, config.item_id_field, hashed, "", mask),
             counts=counts,
-            seed=seed,
+            seed=source.seed,
             remain_ratio=config.remain_ratio,
             probability_type=config.probability_type,
         )

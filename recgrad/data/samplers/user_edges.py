@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.samplers.edges import Edges, EdgeSource, load_edges
 from recgrad.data.samplers.item_side import Own, own_items
+from recgrad.data.samplers.sampler import SamplerSource
 from recgrad.data.samplers.tables import is_hashed
 
 
@@ -38,16 +38,15 @@ class UserEdges:
         return Own(self.edges.items, starts, np.where(there, stops, starts))
 
 
-def build_user_edges(
-    config: Any, path: str, data: DataConfig, schema: pa.Schema, *, by_weight: bool = False
-) -> UserEdges:
+def build_user_edges(config: Any, path: str, source: SamplerSource, *, by_weight: bool = False) -> UserEdges:
     """The edges at `path` of a sampler's message."""
+    schema = source.reader.schema
     hashed = is_hashed(schema.field(config.user_id_field).type)
-    source = EdgeSource(
+    edges = EdgeSource(
         path=path,
         field_delimiter=config.field_delimiter or "\t",
         user_hashed=hashed,
         item_hashed=is_hashed(schema.field(config.item_id_field).type),
         by_weight=by_weight,
     )
-    return UserEdges(load_edges(source, data), config.user_id_field, hashed)
+    return UserEdges(load_edges(edges, source.data), config.user_id_field, hashed)
