@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from recgrad.cli.command import COMMANDS, Command, heavy_imports
@@ -58,24 +59,27 @@ class Tune(Command):
         for flag in ("trials", "jobs"):
             if getattr(args, flag) < 1:
                 raise RecgradError(f"recgrad tune --{flag}: must be at least 1, got {getattr(args, flag)}")
-        with heavy_imports():
-            from recgrad.experiments.tune import open_study, resume_killed, run_trials
-            from recgrad.training.runtime import set_up_process
+        with ExitStack() as stack:
+            workers = stack.enter_context(_Workers(args)) if args.jobs > 1 and not args.worker else None
+            with heavy_imports():
+                from recgrad.experiments.tune import open_study, resume_killed, run_trials
+                from recgrad.training.runtime import set_up_process
 
-        settings = _settings(args)
-        study = open_study(settings)
-        if not args.worker:
-            resumed = resume_killed(study)
-            if resumed:
-                say(f"{resumed} trial{'s' if resumed > 1 else ''} that had been killed will go on")
-            for dimension in settings.space:
-                say(f"  {dimension.path}: {dimension.kind} {list(dimension.values)}")
-        if args.jobs > 1 and not args.worker:
-            code = _run_workers(args)
-        else:
-            set_up_process(args.num_threads)
-            code = 0
+            if args.worker and not sys.stdin.readline():
+                return 0  # the command that started this process has refused the config, and said why
+            settings = _settings(args)
+            study = open_study(settings)
+            if not args.worker:
+                resumed = resume_killed(study)
+                if resumed:
+                    say(f"{resumed} trial{'s' if resumed > 1 else ''} that had been killed will go on")
+                for dimension in settings.space:
+                    say(f"  {dimension.path}: {dimension.kind} {list(dimension.values)}")
+            if workers is not None:
+                workers.begin()
+            set_up_process(_threads(args))
             run_trials(study, settings, say)
+            code = workers.wait() if workers is not None else 0
         if not args.worker and code == 0:
             _finish(study, settings)
         return code
@@ -109,27 +113,59 @@ def _settings(args: argparse.Namespace) -> TuneSettings:
     )
 
 
-def _run_workers(args: argparse.Namespace) -> int:
-    """The same command in several processes, which share the study; the largest exit code."""
+def _threads(args: argparse.Namespace) -> int | None:
+    """Threads of each trial: as asked for, else the cores shared out among the jobs."""
     from recgrad.cores import available_cores
 
-    line = [sys.executable, "-m", "recgrad", "tune", config_path(args, "tune"), f"--{_WORKER}"]
-    line += ["--num-threads", str(args.num_threads or max(1, available_cores() // args.jobs))]
-    for name in ("edit_config_json", "space", "trials", "metric", "out", "storage", "seed", "device"):
-        value = getattr(args, name)
-        if value not in (None, ""):
-            line.append(f"--{name.replace('_', '-')}={value}")
-    if args.no_custom_code:
-        line.append("--no-custom-code")
-    workers = [subprocess.Popen(line) for _ in range(args.jobs)]
-    try:
-        return max(worker.wait() for worker in workers)
-    except BaseException:
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.wait()
-        raise
+    if args.num_threads or args.jobs == 1:
+        return args.num_threads  # type: ignore[no-any-return]
+    return max(1, available_cores() // args.jobs)
+
+
+class _Workers:
+    """The other processes of a command with several jobs: the same command, sharing its study.
+
+    They are started first, so that all import torch at the same time, and wait for `begin`.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        line = [sys.executable, "-m", "recgrad", "tune", config_path(args, "tune"), f"--{_WORKER}"]
+        line += ["--num-threads", str(_threads(args))]
+        for name in ("edit_config_json", "space", "trials", "metric", "out", "storage", "seed", "device"):
+            value = getattr(args, name)
+            if value not in (None, ""):
+                line.append(f"--{name.replace('_', '-')}={value}")
+        if args.no_custom_code:
+            line.append("--no-custom-code")
+        self._line, self._count = line, args.jobs - 1
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> _Workers:
+        for _ in range(self._count):
+            self._processes.append(subprocess.Popen(self._line, stdin=subprocess.PIPE, text=True))
+        return self
+
+    def begin(self) -> None:
+        """Let them make trials."""
+        for process in self._processes:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # one that has failed already: `wait` tells its exit code
+                process.stdin.write("begin\n")
+                process.stdin.flush()
+
+    def wait(self) -> int:
+        """The largest exit code, when all have ended."""
+        return max(process.wait() for process in self._processes)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for process in self._processes:
+            if error is not None and process.poll() is None:
+                process.terminate()
+        for process in self._processes:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+            process.wait()
 
 
 def _finish(study: object, settings: TuneSettings) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -217,13 +219,14 @@ def _one(study: Any, trial: Any, settings: TuneSettings, folder: Path, say: Call
     try:
         config = edit_config(settings.config, edits_of(parameters) | {"model_dir": str(folder)})
         hook = Prune(trial, settings.metric)
-        result = train(
-            config,
-            continue_train=(folder / EVENTS_FILE).exists(),
-            device=settings.device,
-            custom_code=settings.custom_code,
-            hooks=[hook],
-        )
+        with _without_hints():
+            result = train(
+                config,
+                continue_train=(folder / EVENTS_FILE).exists(),
+                device=settings.device,
+                custom_code=settings.custom_code,
+                hooks=[hook],
+            )
     except ConfigError as error:  # settings that do not go together: the search learns to avoid them
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
         say(f"trial {trial.number}: cannot run: {str(error).splitlines()[0]}")
@@ -240,6 +243,21 @@ def _one(study: Any, trial: Any, settings: TuneSettings, folder: Path, say: Call
     study.tell(trial, None if hook.pruned else value, state=state)
     say(f"trial {trial.number}: {settings.metric} {value:.6f}{'  (stopped early)' if hook.pruned else ''}")
     return False
+
+
+@contextmanager
+def _without_hints() -> Iterator[None]:
+    """No hints on settings: a search leaves the usual ranges on purpose."""
+
+    def speaks(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("hint:")
+
+    log = logging.getLogger("recgrad.training")
+    log.addFilter(speaks)
+    try:
+        yield
+    finally:
+        log.removeFilter(speaks)
 
 
 class Prune(Hook):

@@ -167,10 +167,22 @@ def test_two_processes_share_a_study(path: Path, tmp_path: Path) -> None:
     command += ["--out", str(tmp_path / "t"), "--trials", "4", "--jobs", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert "hint:" not in done.stdout + done.stderr, "a search leaves the usual ranges on purpose"
     rates = [
         run.config.train_config.sparse_optimizer.adagrad_optimizer.lr for run in find_runs(tmp_path / "t")
     ]
     assert len(rates) == len(set(rates)) == 4
+
+
+@pytest.mark.slow
+def test_several_processes_refuse_a_config_once(path: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "recgrad", "tune", str(path), "--metric", "auk", "--jobs", "3"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "t")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert (done.stdout + done.stderr).count("did you mean 'auc'") == 1
+    assert not list(tmp_path.glob("t/trial-*"))
 
 
 def test_what_a_trial_tries_depends_on_its_number_and_not_on_the_process(
