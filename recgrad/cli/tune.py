@@ -154,7 +154,11 @@ class _Workers:
                 process.stdin.flush()
 
     def wait(self) -> int:
-        """The largest exit code, when all have ended."""
+        """The largest exit code, when all have ended; what the report needs is imported meanwhile."""
+        import optuna.importance  # noqa: F401  imports scikit-learn where that is installed
+
+        import recgrad.experiments.tune_page  # noqa: F401
+
         return max(process.wait() for process in self._processes)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
