@@ -62,7 +62,7 @@ class Tune(Command):
         with ExitStack() as stack:
             workers = stack.enter_context(_Workers(args)) if args.jobs > 1 and not args.worker else None
             with heavy_imports():
-                from recgrad.experiments.tune import open_study, resume_killed, run_trials
+                from recgrad.experiments.tune import begin_with_own, open_study, resume_killed, run_trials
                 from recgrad.training.runtime import set_up_process
 
             if args.worker and not sys.stdin.readline():
@@ -70,6 +70,7 @@ class Tune(Command):
             settings = _settings(args)
             study = open_study(settings)
             if not args.worker:
+                begin_with_own(study, settings.space)
                 resumed = resume_killed(study)
                 if resumed:
                     say(f"{resumed} trial{'s' if resumed > 1 else ''} that had been killed will go on")
@@ -117,8 +118,9 @@ def _threads(args: argparse.Namespace) -> int | None:
     """Threads of each trial: as asked for, else the cores shared out among the jobs."""
     from recgrad.cores import available_cores
 
-    if args.num_threads or args.jobs == 1:
-        return args.num_threads  # type: ignore[no-any-return]
+    asked: int | None = args.num_threads
+    if asked or args.jobs == 1:
+        return asked
     return max(1, available_cores() // args.jobs)
 
 

@@ -12,7 +12,7 @@ Paths are those of --edit_config_json; several, joined by `;`, get the same valu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,14 @@ class Dimension:
         kind: log or range (a number between two), int, or choices.
         values: the two ends, or the choices.
         step: of int.
+        own: what the config has, or the nearest to it that may be chosen; None where that is not known.
     """
 
     path: str
     kind: str
     values: tuple[Any, ...]
     step: int = 1
+    own: Any = None
 
     def suggest(self, trial: Any) -> Any:
         """A value of an Optuna trial, as the trial keeps it: lists as JSON."""
@@ -58,6 +60,11 @@ class Dimension:
 
 def _plain(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str)) or value is None else json.dumps(value)
+
+
+def own_settings(space: Sequence[Dimension]) -> dict[str, Any]:
+    """The parameters of a trial that takes the config as it is, as far as that is known."""
+    return {dimension.path: _plain(dimension.own) for dimension in space if dimension.own is not None}
 
 
 def edits_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,7 +157,8 @@ def default_space(config: PipelineConfig) -> list[Dimension]:
     """Rates of both halves, decay, schedules, widths, dropout and batch size, around the config's own."""
     space = [*_rates(config), _schedules(config)]
     batch = config.data_config.batch_size
-    space.append(Dimension("data_config.batch_size", "choices", (max(batch // 2, 1), batch, 2 * batch)))
+    batches = (max(batch // 2, 1), batch, 2 * batch)
+    space.append(Dimension("data_config.batch_size", "choices", batches, own=batch))
     dims = _embedding_dims(config)
     if dims is not None:
         space.append(dims)
@@ -167,9 +175,11 @@ def _rates(config: PipelineConfig) -> Iterator[Dimension]:
         path, optimizer = f"train_config.{half}.{kind}", getattr(message, kind)
         rate = shortest_float(optimizer.lr)
         if rate > 0:
-            yield Dimension(f"{path}.lr", "log", (rate / 5, rate * 5))
+            yield Dimension(f"{path}.lr", "log", (rate / 5, rate * 5), own=rate)
         if half == "dense_optimizer" and "weight_decay" in optimizer.DESCRIPTOR.fields_by_name:
-            yield Dimension(f"{path}.weight_decay", "log", (1e-8, 1e-2))
+            least, most = 1e-8, 1e-2
+            own = min(max(shortest_float(optimizer.weight_decay), least), most)
+            yield Dimension(f"{path}.weight_decay", "log", (least, most), own=own)
 
 
 def _schedules(config: PipelineConfig) -> Dimension:
@@ -185,7 +195,7 @@ def _schedules(config: PipelineConfig) -> Dimension:
             rows = 0
         if rows:
             choices.append(f"{_LINE}{rows * max(settings.num_epochs, 1)} rows")
-    return Dimension(SCHEDULE, "choices", tuple(choices))
+    return Dimension(SCHEDULE, "choices", tuple(choices), own=AS_IT_IS)
 
 
 def _embedding_dims(config: PipelineConfig) -> Dimension | None:
@@ -204,7 +214,8 @@ def _embedding_dims(config: PipelineConfig) -> Dimension | None:
         return None
     paths = "; ".join(f"feature_configs[embedding_dim>=1].{kind}.embedding_dim" for kind in kinds)
     width = next(iter(kinds.values()))
-    return Dimension(paths, "choices", tuple(sorted({max(width // 2, 4), width, 2 * width, 4 * width})))
+    widths = tuple(sorted({max(width // 2, 4), width, 2 * width, 4 * width}))
+    return Dimension(paths, "choices", widths, own=width)
 
 
 def _layers(message: Any, path: str) -> Iterator[Dimension]:
@@ -216,9 +227,12 @@ def _layers(message: Any, path: str) -> Iterator[Dimension]:
         if field.message_type.name == "MLP":
             units = list(value.hidden_units)
             wider, thinner = [2 * unit for unit in units], [max(unit // 2, 1) for unit in units]
-            yield Dimension(f"{place}.hidden_units", "choices", (thinner, units, wider, [*units, units[-1]]))
+            stacks = (thinner, units, wider, [*units, units[-1]])
+            yield Dimension(f"{place}.hidden_units", "choices", stacks, own=units)
             if len(value.dropout_ratio) <= 1:
-                yield Dimension(f"{place}.dropout_ratio", "choices", ([0.0], [0.1], [0.2], [0.4]))
+                own = shortest_float(value.dropout_ratio[0]) if value.dropout_ratio else 0.0
+                shares = tuple([share] for share in sorted({0.0, 0.1, 0.2, 0.4, own}))
+                yield Dimension(f"{place}.dropout_ratio", "choices", shares, own=[own])
         elif field.is_repeated and len(value):
             yield from _layers(value[0], f"{place}[:]")
         elif not field.is_repeated:

@@ -17,7 +17,7 @@ import numpy as np
 from recgrad.config import PipelineConfig, edit_config, save_config
 from recgrad.config.messages import chosen
 from recgrad.errors import ConfigError, RecgradError, nearest
-from recgrad.experiments.space import Dimension, edits_of
+from recgrad.experiments.space import Dimension, edits_of, own_settings
 from recgrad.metrics import METRICS
 from recgrad.training.hook import Hook
 from recgrad.training.hooks.events import EVENTS_FILE
@@ -28,6 +28,8 @@ JOURNAL = "study.journal"
 BEST = "best.config"
 STUDY = "recgrad"
 _FOLDER, _OWNER = "folder", "owner"
+_FIRST_LOOK = 2
+"""The evaluation at which a trial may be stopped first: the very first tells fast rates from slow ones."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def open_study(settings: TuneSettings) -> Any:
         load_if_exists=True,
         direction="maximize" if settings.larger_is_better else "minimize",
         sampler=_numbered_sampler(settings.seed),
-        pruner=optuna.pruners.HyperbandPruner(min_resource=1, reduction_factor=3),
+        pruner=optuna.pruners.HyperbandPruner(min_resource=_FIRST_LOOK, reduction_factor=3),
     )
 
 
@@ -166,6 +168,13 @@ def _numbered_sampler(seed: int) -> Any:
             self._sampler.after_trial(study, trial, state, values)
 
     return Numbered()
+
+
+def begin_with_own(study: Any, space: Sequence[Dimension]) -> None:
+    """Queue the config as it is for the first trial of a new study, so that the best is no worse than it."""
+    own = own_settings(space)
+    if own and not study.get_trials(deepcopy=False):
+        study.enqueue_trial(own, skip_if_exists=True)
 
 
 def resume_killed(study: Any, *, alive: Callable[[str], bool] | None = None) -> int:

@@ -20,7 +20,14 @@ from recgrad.config.expand import expand_config
 from recgrad.errors import ConfigError, RecgradError
 from recgrad.experiments.runs import find_runs
 from recgrad.experiments.space import SCHEDULE, Dimension, check_space, default_space, edits_of, load_space
-from recgrad.experiments.tune import TuneSettings, find_metric, open_study, resume_killed, run_trials
+from recgrad.experiments.tune import (
+    TuneSettings,
+    begin_with_own,
+    find_metric,
+    open_study,
+    resume_killed,
+    run_trials,
+)
 from recgrad.experiments.tune_page import importance, write_page
 from recgrad.starting import InitSettings, begin
 
@@ -172,6 +179,23 @@ def test_two_processes_share_a_study(path: Path, tmp_path: Path) -> None:
         run.config.train_config.sparse_optimizer.adagrad_optimizer.lr for run in find_runs(tmp_path / "t")
     ]
     assert len(rates) == len(set(rates)) == 4
+
+
+def test_the_first_trial_takes_the_config_as_it_is(config: PipelineConfig, tmp_path: Path) -> None:
+    space = default_space(config)
+    study = open_study(TuneSettings(config, space, tmp_path / "t", 1, "auc", True))
+    begin_with_own(study, space)
+    begin_with_own(study, space)
+    assert len(study.get_trials()) == 1, "once in a study"
+    trial = study.ask()
+    chosen = {dimension.path: dimension.suggest(trial) for dimension in space}
+    edits = edits_of(chosen)
+    decay = "train_config.dense_optimizer.adam_optimizer.weight_decay"
+    assert edits.pop(decay) == 1e-8, "the least that a logarithmic scale has; the config has none"
+    dropouts = {path: edits.pop(path) for path in list(edits) if path.endswith("dropout_ratio")}
+    assert dropouts
+    assert set(dropouts.values()) == {"[0.0]"}, "written where the config leaves it out"
+    assert edit_config(config, edits) == config
 
 
 @pytest.mark.slow
