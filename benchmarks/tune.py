@@ -1,6 +1,6 @@
 """`recgrad tune`: what it costs beside its trials, and whether it finds better settings than examples have.
 
-    python benchmarks/tune.py                                     30 trials, 800,000 rows of `recgrad synth`
+    python benchmarks/tune.py                                     30 trials, 400,000 rows of `recgrad synth`
     python benchmarks/tune.py --kuairand ../shared/data/kuairand  also examples/kuairand_deepfm.config
 
 Overhead is jobs × the time of the command over the sum of the trials' own times, as the study has them, less
@@ -93,7 +93,7 @@ def measure(name: str, config: Any, test: str, out: Path, args: argparse.Namespa
 def main() -> None:
     """Measure, print a table, and say which bars hold."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=800_000)
+    parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--trials", type=int, default=30)
     parser.add_argument("--kuairand", metavar="FOLDER", type=Path)
     parser.add_argument("--json", metavar="FILE")
