@@ -119,9 +119,10 @@ def _threads(args: argparse.Namespace) -> int | None:
     from recgrad.cores import available_cores
 
     asked: int | None = args.num_threads
-    if asked or args.jobs == 1:
+    jobs: int = args.jobs
+    if asked or jobs == 1:
         return asked
-    return max(1, available_cores() // args.jobs)
+    return max(1, available_cores() // jobs)
 
 
 class _Workers:
