@@ -15,7 +15,7 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from recgrad.errors import RecgradError, nearest
@@ -43,7 +43,7 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
         self.package = package
-        self.group = f"recgrad.{kind.replace(' ', '_')}{'es' if kind.endswith('s') else 's'}"
+        self.group = entry_point_group(kind)
         self._entries: dict[str, T] = {}
         self._homes: dict[str, str | EntryPoint] = {}  # of names that are not imported yet
         self._surveyed = False
@@ -168,7 +168,7 @@ class Registry(Generic[T]):
             elif known and module not in sys.modules:
                 for name in known:
                     self._expect(name, module)
-        for entry in _entry_points().select(group=self.group):
+        for entry in entry_points_of(self.group):
             self._expect(entry.name, entry)
 
     def _expect(self, name: str, home: str | EntryPoint) -> None:
@@ -183,8 +183,8 @@ class Registry(Generic[T]):
         source = finder.find_spec(module).loader.get_source(module)
         if source is None:
             return None
-        found = _REGISTRATION.findall(source)
-        if len(found) != len(_MENTION.findall(source)):
+        found = REGISTRATION.findall(source)
+        if len(found) != len(MENTION.findall(source)):
             return None
         if any(len(called.get(variable, ())) != 1 for variable, _, _ in found):
             return None
@@ -204,10 +204,21 @@ class Registry(Generic[T]):
         return ValueError(f"{self.kind} '{name}' is registered twice")
 
 
-_REGISTRATION = re.compile(
+REGISTRATION = re.compile(
     r"""^@(?:\w+\.)*(\w+)\.register\((["'])([^"'\\\n]+)\2\)[ \t]*(?:\#.*)?$""", re.MULTILINE
 )
-_MENTION = re.compile(r"\.register\b")
+MENTION = re.compile(r"\.register\b")
+
+
+def entry_point_group(kind: str) -> str:
+    """The group of entry points by which other packages add components of a kind, such as `recgrad.losses`."""
+    return f"recgrad.{kind.replace(' ', '_')}{'es' if kind.endswith('s') else 's'}"
+
+
+def entry_points_of(group: str) -> Iterable[EntryPoint]:
+    """The entry points of a group in all installed packages; nothing is loaded."""
+    found: Iterable[EntryPoint] = _entry_points().select(group=group)
+    return found
 
 
 @functools.cache

@@ -2,38 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from recgrad.check.unsupported import KINDS
 from recgrad.config.class_paths import names_class
+from recgrad.config.proto.data_pb2 import CustomDataset, DatasetType
 from recgrad.config.proto.pipeline_pb2 import PipelineConfig
-from recgrad.data.features.registry import FEATURES
-from recgrad.data.readers.build import CUSTOM as CUSTOM_READER
-from recgrad.data.readers.reader import READERS
-from recgrad.data.samplers.sampler import SAMPLERS
-from recgrad.losses import LOSSES
-from recgrad.metrics import METRICS, TRAIN_METRICS
-from recgrad.models.base import MODELS
-from recgrad.nn.encoders.base import ENCODERS
-from recgrad.optim.dense import DENSE_OPTIMIZERS
-from recgrad.optim.schedules import SCHEDULES
-from recgrad.optim.sparse import SPARSE_OPTIMIZERS
 from recgrad.registry import Registry
 
-REGISTRIES: dict[str, Registry[Any]] = {
-    "dense_optimizer": DENSE_OPTIMIZERS,
-    "sparse_optimizer": SPARSE_OPTIMIZERS,
-    "schedule": SCHEDULES,
-    "loss": LOSSES,
-    "metric": METRICS,
-    "train_metric": TRAIN_METRICS,
-    "model": MODELS,
-    "feature": FEATURES,
-    "reader": READERS,
-    "sampler": SAMPLERS,
-    "sequence_encoder": ENCODERS,
+
+@dataclass(frozen=True)
+class Home:
+    """Where a kind of component lives.
+
+    Attributes:
+        package: whose files register the components.
+        module: the file of the registry.
+        variable: the registry's name there.
+    """
+
+    package: str
+    module: str
+    variable: str
+
+
+HOMES = {
+    "dense_optimizer": Home("recgrad.optim.dense", "optimizer", "DENSE_OPTIMIZERS"),
+    "sparse_optimizer": Home("recgrad.optim.sparse", "optimizer", "SPARSE_OPTIMIZERS"),
+    "schedule": Home("recgrad.optim.schedules", "schedule", "SCHEDULES"),
+    "loss": Home("recgrad.losses", "", "LOSSES"),
+    "metric": Home("recgrad.metrics", "", "METRICS"),
+    "train_metric": Home("recgrad.metrics", "", "TRAIN_METRICS"),
+    "model": Home("recgrad.models", "base", "MODELS"),
+    "feature": Home("recgrad.data.features", "registry", "FEATURES"),
+    "reader": Home("recgrad.data.readers", "reader", "READERS"),
+    "sampler": Home("recgrad.data.samplers", "sampler", "SAMPLERS"),
+    "sequence_encoder": Home("recgrad.nn.encoders", "base", "ENCODERS"),
 }
+"""Where each kind lives. Importing most of them imports torch, so that is left until one is asked for."""
+
+
+class Registries(Mapping[str, Registry[Any]]):
+    """The registry of each kind, imported when it is asked for."""
+
+    def __getitem__(self, kind: str) -> Registry[Any]:
+        home = HOMES[kind]
+        found: Registry[Any] = getattr(
+            import_module(".".join(filter(None, (home.package, home.module)))), home.variable
+        )
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(HOMES)
+
+    def __len__(self) -> int:
+        return len(HOMES)
+
+
+REGISTRIES = Registries()
+
+CUSTOM_READER = DatasetType.Name(CustomDataset)
 
 CLASS_PATH_FIELDS = {CUSTOM_READER: "custom_reader"}
 """The field that names the class, where it is not the config name itself."""

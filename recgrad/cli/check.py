@@ -36,17 +36,19 @@ class Check(Command):
         path = config_path(args, "check")
         if args.sample_rows < 1:
             raise RecgradError(f"recgrad check --sample_rows: must be at least 1, got {args.sample_rows}")
-        with heavy_imports():
-            from recgrad.training.preflight import check_everything
+        from recgrad.config.effective import effective_config
 
-        report = check_everything(
+        # What the file itself gets wrong is told before torch is imported, which takes longer than all of this.
+        config, locations = effective_config(
             path,
-            edit_config_json=args.edit_config_json,
-            train_input_path=args.train_input_path,
-            eval_input_path=args.eval_input_path,
-            sample_rows=args.sample_rows if args.data else 0,
+            args.edit_config_json,
+            {"train_input_path": args.train_input_path, "eval_input_path": args.eval_input_path},
             custom_code=not args.no_custom_code,
         )
+        with heavy_imports():
+            from recgrad.training.preflight import check_effective
+
+        report = check_effective(config, locations, sample_rows=args.sample_rows if args.data else 0)
         for found in report.class_paths:
             by = "imports" if found.imports else "loads from an installed package"
             say(f"custom code: {found.path} {by} {found.name}")

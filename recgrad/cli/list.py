@@ -16,6 +16,8 @@ from recgrad.terminal import printable, say
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
 
+    from recgrad.registry_text import Written
+
 KINDS = {
     "optimizers": ("dense_optimizer", "sparse_optimizer"),
     "schedules": ("schedule",),
@@ -105,16 +107,26 @@ def show_costs(args: argparse.Namespace) -> int:
 
 def describe_kinds() -> str:
     """A line for each kind: how many there are, and as many of them as fit."""
-    from recgrad.check.capabilities import available
-
-    names = available()
     lines = []
     for kind, parts in KINDS.items():
-        known = [name for part in parts for name in names[part]]
+        known = [name for part in parts for name in list_names(part)]
         shown = shorten(", ".join(dict.fromkeys(known)), 62, placeholder=" …")
         lines.append(f"{kind:<12}{len(known):>3}  {shown}")
     lines.append("\n`recgrad list KIND` shows them with their parameters.")
     return "\n".join(lines)
+
+
+def list_names(kind: str) -> list[str]:
+    """The config names of one kind, in order; nothing is imported for it."""
+    from recgrad.check.capabilities import HOMES, REGISTRIES, custom_names
+    from recgrad.registry import entry_point_group, entry_points_of
+    from recgrad.registry_text import written_names
+
+    written = written_names(HOMES[kind].package, HOMES[kind].variable)
+    if written is None:
+        written = list(REGISTRIES[kind])
+    added = [entry.name for entry in entry_points_of(entry_point_group(kind))]
+    return sorted({*written, *added, *custom_names(kind)})
 
 
 def show_entries(kind: str, entries: Sequence[Listed]) -> None:
@@ -134,34 +146,59 @@ def show_entries(kind: str, entries: Sequence[Listed]) -> None:
 
 
 def list_kind(kind: str) -> Iterator[Listed]:
-    """The components of one kind, with the parameters that the schema gives them."""
-    from recgrad.check.capabilities import REGISTRIES, custom_names, schema_messages
+    """The components of one kind, with the parameters that the schema gives them.
+
+    Those that are built in are read from their files; those of other packages are imported.
+    """
+    from recgrad.check.capabilities import HOMES, REGISTRIES, custom_names, schema_messages
+    from recgrad.registry import entry_point_group, entry_points_of
+    from recgrad.registry_text import written_components
 
     messages = schema_messages(kind)
-    for name, component in REGISTRIES[kind].items():
-        text = (getattr(component, "__doc__", None) or "").strip()
-        yield Listed(
-            name=name,
-            kind=kind,
-            summary=text.partition("\n")[0],
-            paper=_paper(text) or _cited(component),
-            parameters=_named(kind, name, component, messages.get(name)),
-        )
-    for name in [name for name in custom_names(kind) if name not in REGISTRIES[kind]]:
+    home = HOMES[kind]
+    written = written_components(home.package, home.variable)
+    if written is None:
+        yield from (describe_component(kind, name, found) for name, found in REGISTRIES[kind].items())
+        names = set(REGISTRIES[kind])
+    else:
+        added = {entry.name for entry in entry_points_of(entry_point_group(kind))}
+        found = [_built_in(kind, entry, messages.get(entry.name)) for entry in written]
+        found += [describe_component(kind, name, REGISTRIES[kind][name]) for name in added]
+        yield from sorted(found, key=lambda entry: entry.name)
+        names = {entry.name for entry in found}
+    for name in [name for name in custom_names(kind) if name not in names]:
         what = "A class of your own, named by its import path and made with params: docs/extending.md."
         yield Listed(
             name, kind, what, "", tuple(_parameters(messages.get(name))) or _by_class_path(kind, "…")
         )
 
 
-def _named(kind: str, name: str, component: Any, message: Descriptor | None) -> tuple[str, ...]:
-    """The fields of a component's message; what other packages add is named by class_path."""
-    if message is not None:
-        return tuple(_parameters(message))
-    from recgrad.check.capabilities import REGISTRIES
+def _built_in(kind: str, entry: Written, message: Descriptor | None) -> Listed:
+    text = entry.doc.strip()
+    return Listed(
+        name=entry.name,
+        kind=kind,
+        summary=text.partition("\n")[0],
+        paper=_paper(text) or _address(entry.module_doc),
+        parameters=tuple(_parameters(message)),
+    )
 
-    built_in = str(getattr(component, "__module__", "")).startswith(f"{REGISTRIES[kind].package}.")
-    return () if built_in else _by_class_path(kind, name)
+
+def describe_component(kind: str, name: str, component: Any) -> Listed:
+    """What is listed of a class or function; a config names what other packages add by class_path."""
+    from recgrad.check.capabilities import HOMES, schema_messages
+
+    text = (getattr(component, "__doc__", None) or "").strip()
+    module = str(getattr(component, "__module__", ""))
+    message = schema_messages(kind).get(name)
+    own = message is None and not module.startswith(f"{HOMES[kind].package}.")
+    return Listed(
+        name=name,
+        kind=kind,
+        summary=text.partition("\n")[0],
+        paper=_paper(text) or _address(getattr(sys.modules.get(module), "__doc__", None) or ""),
+        parameters=_by_class_path(kind, name) if own else tuple(_parameters(message)),
+    )
 
 
 def _by_class_path(kind: str, name: str) -> tuple[str, ...]:
@@ -193,11 +230,9 @@ def _short(value: Any) -> str:
     return repr(value) if isinstance(value, str) and not value.isidentifier() else str(value)
 
 
-def _cited(component: Any) -> str:
-    """The line of its module's docstring that holds the paper's address: models begin with it."""
-    module = sys.modules.get(getattr(component, "__module__", ""))
-    lines = (getattr(module, "__doc__", None) or "").splitlines()
-    return next((line.strip() for line in lines if "://" in line), "")
+def _address(module_doc: str) -> str:
+    """The line of a file's docstring that holds the paper's address: models begin with it."""
+    return next((line.strip() for line in module_doc.splitlines() if "://" in line), "")
 
 
 def _paper(text: str) -> str:

@@ -84,15 +84,8 @@ def config_path(args: argparse.Namespace, parser_name: str) -> str:
 
 def loaded_config(args: argparse.Namespace, parser_name: str) -> Any:
     """The config with its edits applied, and with defaults and patterns written out."""
-    from recgrad.config import edit_config, load_with_locations
-    from recgrad.config.class_paths import refuse_custom_code
-    from recgrad.config.expand import expand_config
+    from recgrad.config.effective import effective_config
 
-    loaded = load_with_locations(config_path(args, parser_name))
-    loaded.warn(stacklevel=3)
-    config = loaded.message
-    if args.edit_config_json:
-        config = edit_config(config, args.edit_config_json, locations=loaded.locations)
-    if args.no_custom_code:
-        refuse_custom_code(config, loaded.locations)
-    return expand_config(config, loaded.locations)
+    path = config_path(args, parser_name)
+    config, _ = effective_config(path, args.edit_config_json, custom_code=not args.no_custom_code)
+    return config

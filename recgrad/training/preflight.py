@@ -9,8 +9,7 @@ from typing import Any
 
 from recgrad.check import Report, check_config
 from recgrad.config import PipelineConfig, edit_config, load_with_locations
-from recgrad.config.class_paths import refuse_custom_code
-from recgrad.config.expand import expand_config
+from recgrad.config.effective import ConfigSource, effective_config
 from recgrad.config.locations import Locations
 from recgrad.data.check import check_data
 from recgrad.data.features.build import features_of
@@ -19,7 +18,14 @@ from recgrad.errors import ConfigError, Problem, RecgradError
 from recgrad.models.targets import find_targets
 from recgrad.training.processes import read_environment
 
-ConfigSource = str | Path | Mapping[str, Any] | PipelineConfig
+__all__ = [
+    "ConfigSource",
+    "check_effective",
+    "check_everything",
+    "effective_config",
+    "meeting_timeout",
+    "prepare_config",
+]
 
 
 def prepare_config(
@@ -37,7 +43,7 @@ def prepare_config(
 
     Without `custom_code`, a config that names classes by import path is refused before any is imported.
     """
-    config, locations = _effective(
+    config, locations = effective_config(
         source,
         edit_config_json,
         {
@@ -45,7 +51,7 @@ def prepare_config(
             "eval_input_path": eval_input_path,
             "model_dir": None if model_dir is None else str(model_dir),
         },
-        custom_code,
+        custom_code=custom_code,
     )
     if fine_tune_checkpoint is not None:
         config.train_config.fine_tune_checkpoint = fine_tune_checkpoint
@@ -80,16 +86,21 @@ def check_everything(
     sample_rows: int = 0,
     custom_code: bool = True,
 ) -> Report:
-    """What `recgrad check` reports; data are looked at when `sample_rows` is above 0.
+    """What is wrong with a config as it would run; data are looked at when `sample_rows` is above 0.
 
     `custom_code` is as for `prepare_config`.
     """
-    config, locations = _effective(
+    config, locations = effective_config(
         source,
         edit_config_json,
         {"train_input_path": train_input_path, "eval_input_path": eval_input_path},
-        custom_code,
+        custom_code=custom_code,
     )
+    return check_effective(config, locations, sample_rows=sample_rows)
+
+
+def check_effective(config: PipelineConfig, locations: Locations, *, sample_rows: int = 0) -> Report:
+    """`check_everything` of what `effective_config` gives."""
     report = check_config(config, locations=locations, files=sample_rows > 0)
     if not sample_rows or report.problems:
         return report
@@ -99,27 +110,6 @@ def check_everything(
         return replace(report, problems=_located(error.problems, locations))
     except RecgradError as error:
         return replace(report, problems=[Problem("", str(error))])
-
-
-def _effective(
-    source: ConfigSource,
-    edits: str | Mapping[str, Any] | None,
-    overrides: Mapping[str, str | None],
-    custom_code: bool,
-) -> tuple[PipelineConfig, Locations]:
-    """The config with all that the command line changes, and the lines of its fields."""
-    loaded = load_with_locations(source)
-    loaded.warn(stacklevel=4)
-    config = loaded.message
-    if edits:
-        config = edit_config(config, edits, locations=loaded.locations)
-    for field, value in overrides.items():
-        if value is not None:
-            setattr(config, field, value)
-            loaded.locations.forget(field)
-    if not custom_code:
-        refuse_custom_code(config, loaded.locations)
-    return expand_config(config, loaded.locations), loaded.locations
 
 
 def _check_with_data(config: PipelineConfig, locations: Locations, sample_rows: int) -> Report:

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from recgrad.check.capabilities import HOMES, REGISTRIES, available, custom_names
 from recgrad.cli.command import COMMANDS
-from recgrad.cli.list import KINDS, list_kind
+from recgrad.cli.list import KINDS, describe_component, list_kind, list_names
 from recgrad.cli.main import main, with_dashes
+from recgrad.registry_text import written_components
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -148,3 +150,16 @@ def test_list_shows_the_place_of_ones_own(kind: str, name: str, capsys: pytest.C
 def test_a_fused_kernel_that_nothing_is_said_of_is_taken(name: str) -> None:
     (listed,) = [entry for entry in list_kind("dense_optimizer") if entry.name == name]
     assert "fused=True" in listed.parameters
+
+
+@pytest.mark.parametrize("kind", HOMES)
+def test_what_is_read_from_the_files_is_what_the_classes_say(kind: str) -> None:
+    of_classes = [describe_component(kind, name, found) for name, found in REGISTRIES[kind].items()]
+    listed = list(list_kind(kind))
+    assert listed[: len(of_classes)] == of_classes
+    assert [entry.name for entry in listed[len(of_classes) :]] == [
+        name for name in custom_names(kind) if name not in REGISTRIES[kind]
+    ]
+    assert list_names(kind) == available()[kind]
+    home = HOMES[kind]
+    assert written_components(home.package, home.variable), "it was imported after all"

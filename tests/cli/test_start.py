@@ -42,12 +42,12 @@ print(json.dumps([code, [name for name in json.loads(sys.argv[1]) if name in sys
 """
 
 
-def imported(names: list[str], *arguments: str) -> list[str]:
-    """Those of the names that a command has imported when it is done."""
+def imported(names: list[str], *arguments: str, ends: int = 0) -> list[str]:
+    """Those of the names that a command has imported when it is done, with the exit code `ends`."""
     command = [sys.executable, "-c", SCRIPT, json.dumps(names), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     code, found = json.loads(done.stdout.splitlines()[-1])
-    assert code == 0, done.stderr
+    assert code == ends, done.stderr
     return found
 
 
@@ -78,6 +78,20 @@ def test_tensorboard_is_imported_only_by_runs_that_write_for_it(config, tmp_path
 
 def test_a_check_imports_nothing_that_it_does_not_need(config):
     assert imported([*NOT_FOR_A_RUN, "tensorboard"], "check", str(config)) == []
+
+
+WITHOUT_TORCH = ["torch", "numpy", "numba", "pyarrow"]
+
+
+@pytest.mark.parametrize("words", [[], ["models"], ["optimizers", "adam_optimizer"]], ids=" ".join)
+def test_lists_import_no_classes(words):
+    assert imported(WITHOUT_TORCH, "list", *words) == []
+
+
+def test_a_config_that_cannot_be_read_is_told_of_without_torch(config, tmp_path):
+    broken = tmp_path / "broken.config"
+    broken.write_text(config.read_text().replace("num_steps", "num_stepz"))
+    assert imported(WITHOUT_TORCH, "check", str(broken), ends=2) == []
 
 
 @pytest.mark.parametrize("collecting", [True, False])
