@@ -211,7 +211,7 @@ MENTION = re.compile(r"\.register\b")
 
 
 def entry_point_group(kind: str) -> str:
-    """The group of entry points by which other packages add components of a kind, such as `recgrad.losses`."""
+    """The entry points by which other packages add components of a kind, such as `recgrad.losses`."""
     return f"recgrad.{kind.replace(' ', '_')}{'es' if kind.endswith('s') else 's'}"
 
 

@@ -38,7 +38,7 @@ class Check(Command):
             raise RecgradError(f"recgrad check --sample_rows: must be at least 1, got {args.sample_rows}")
         from recgrad.config.effective import effective_config
 
-        # What the file itself gets wrong is told before torch is imported, which takes longer than all of this.
+        # What the file itself gets wrong is told before torch is imported, which takes the most time.
         config, locations = effective_config(
             path,
             args.edit_config_json,

@@ -157,6 +157,14 @@ class EmbeddingTable(SparseTable):
     def parts(self) -> Iterator[TablePart]:
         """All that was learned, as far as this process has to save it."""
 
+    def begin_copy(self) -> Callable[[], list[TablePart]]:
+        """`parts` of this moment, which whoever calls what this gives gets, whenever and in whatever thread.
+
+        Here they are copied at once; a table that can copies them while training goes on.
+        """
+        parts = list(self.parts())
+        return lambda: parts
+
     @abstractmethod
     def write(self, rows: Array, weights: Array) -> None:
         """Set rows."""

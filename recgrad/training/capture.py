@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from recgrad.embedding.engine import EmbeddingEngine
+from recgrad.embedding.engine import EmbeddingEngine, EmbeddingTable
 from recgrad.errors import CheckpointError
 from recgrad.optim.sparse import SparseOptimizer
 from recgrad.training.assembly import Training
 from recgrad.training.checkpoint import Snapshot, TableRows, content_of, own_pieces
 from recgrad.training.checkpoint.fit import hash_misfit, hashes_of
 from recgrad.training.checkpoint.living import living_state, load_living_state
+from recgrad.training.checkpoint.snapshot import DeferredTables
 from recgrad.training.conditions import conditions_here, describe_changes, package_versions
 from recgrad.training.dense_state import dense_buffers, dense_state, load_dense_state
 from recgrad.training.evaluator import evaluated_weights
@@ -61,28 +62,36 @@ def capture(training: Training, state: TrainState) -> Snapshot:
     return Snapshot(state.step, {**_owned(tree), "model": evaluated}, tables, conditions)
 
 
-def capture_tables(engine: EmbeddingEngine | None, optimizer: SparseOptimizer | None) -> list[TableRows]:
-    """The touched rows of every table that this rank has to save, with their optimizer state."""
-    tables = []
-    for table in [] if engine is None else engine.tables.values():
-        spec = table.spec
-        learns = optimizer is not None and spec.name in optimizer.tables  # frozen tables do not
-        for part in table.parts():
-            states = {**part.states, **optimizer.table_state(spec.name)} if learns and optimizer else {}
-            columns = part.weights.shape[1]
-            tables.append(
-                TableRows(
-                    spec.name,
-                    spec.num_rows,
-                    spec.dim,
-                    part.row_ids,
-                    part.weights,
-                    states,
-                    first_column=part.first_column,
-                    columns=None if columns == spec.dim else columns,
-                )
+def capture_tables(engine: EmbeddingEngine | None, optimizer: SparseOptimizer | None) -> Sequence[TableRows]:
+    """The touched rows of every table that this rank has to save, with their optimizer state.
+
+    They are those of this moment; where a table can, they are copied when they are first looked at.
+    """
+    tables = {} if engine is None else engine.tables
+    return DeferredTables([_captured(table, optimizer) for table in tables.values()])
+
+
+def _captured(table: EmbeddingTable, optimizer: SparseOptimizer | None) -> Callable[[], list[TableRows]]:
+    spec, parts = table.spec, table.begin_copy()
+    learns = optimizer is not None and spec.name in optimizer.tables  # frozen tables do not
+    whole = optimizer.table_state(spec.name) if learns and optimizer else {}
+
+    def rows() -> list[TableRows]:
+        return [
+            TableRows(
+                spec.name,
+                spec.num_rows,
+                spec.dim,
+                part.row_ids,
+                part.weights,
+                {**part.states, **whole} if learns else {},
+                first_column=part.first_column,
+                columns=None if part.weights.shape[1] == spec.dim else part.weights.shape[1],
             )
-    return tables
+            for part in parts()
+        ]
+
+    return rows
 
 
 def resume(snapshot: Snapshot, training: Training, *, optimizers: bool = True) -> TrainState:

@@ -241,6 +241,60 @@ def test_sigkill_at_random_moments(config: PipelineConfig, tmp_path: Path, fixed
     assert_same_bytes(end_of(tmp_path / "whole", whole.step), end_of(tmp_path / "killed", whole.step))
 
 
+# Copies rows of checkpoints while two more steps are done, and is killed while it copies those of step 8.
+_KILLED_WHILE_COPYING = """
+import os, sys, time
+import torch
+import recgrad
+from recgrad.embedding.local import row_copy
+from recgrad.training.checkpoint.manager import CheckpointManager
+from recgrad.training.trainer import Trainer
+
+row_copy.PIECE_BYTES = 500
+report, write, copy = Trainer._report, CheckpointManager._write, row_copy.RowCopy._copy
+reached, saved, waited = [0], [0], set()
+
+def count(self):
+    reached[0] = self.state.step
+    return report(self)
+
+def note(self, snapshot):
+    saved[0] = snapshot.step
+    write(self, snapshot)
+
+def slowly(self, *args):
+    copy(self, *args)
+    if saved[0] not in waited:
+        waited.add(saved[0])
+        self._lock.release()
+        while reached[0] < saved[0] + 2:
+            time.sleep(0.001)
+        if saved[0] == 8:
+            os.kill(os.getpid(), 9)
+        self._lock.acquire()
+
+Trainer._report, CheckpointManager._write, row_copy.RowCopy._copy = count, note, slowly
+torch.set_num_threads(int(sys.argv[3]))
+recgrad.train(sys.argv[1], model_dir=sys.argv[2])
+"""
+
+
+def test_a_kill_while_rows_are_copied_and_updated(
+    config: PipelineConfig, tmp_path: Path, fixed_threads: int
+) -> None:
+    by_steps(config)
+    save_config(config, tmp_path / "run.config")
+    recgrad.train(config, model_dir=tmp_path / "whole")
+    arguments = [tmp_path / "run.config", tmp_path / "killed", fixed_threads]
+    command = [sys.executable, "-c", _KILLED_WHILE_COPYING, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert saved_steps(tmp_path / "killed") == [4]
+    assert_same_bytes(end_of(tmp_path / "whole", 4), end_of(tmp_path / "killed", 4))
+    recgrad.train(config, model_dir=tmp_path / "killed", continue_train=True)
+    assert_same_bytes(end_of(tmp_path / "whole"), end_of(tmp_path / "killed"))
+
+
 def wait_for_steps(events: Path, process: subprocess.Popen[str]) -> None:
     """Until this process has logged a step, or has ended."""
     before = events.read_text().count('"kind": "train"') if events.exists() else 0

@@ -332,7 +332,17 @@ class DimGroup:
         hyper = np.array([u.hyperparameters or (0.0,) for u in ordered], np.float32)
         kernel = compiled_with(update_function, ordered[0].rule)
         states = self._states([self.tables[t] for t in plan.tables])
+        self._keep_copied(plan)
         self._run_update(kernel, plan, settings, hyper, [u.step for u in ordered], states, None)
+
+    def _keep_copied(self, plan: Plan) -> None:
+        """Let tables that a checkpoint is copying put aside the rows that are about to change."""
+        for position, job in zip(plan.tables, plan.jobs):
+            copying = self.tables[position].copying
+            if copying is not None:
+                compact, start = self.tables[position].compact, int(job[JOB_START])
+                slots = (plan.slots if compact else plan.rows)[start : start + int(job[JOB_ROWS])]
+                copying.keep(slots)
 
     def _states(self, tables: Sequence[Table]) -> StateArrays:
         """Addresses and initial values of the tables' states, and the states' widths."""

@@ -62,6 +62,7 @@ class Plan(NamedTuple):
     size: int  # occurrences
     tasks: int
     rows: Array
+    slots: Array  # of compact tables; those of others are their rows
     addresses: tuple[int, ...]  # of jobs, task_jobs, cuts, rows, slots, ends, gradients, coefficients
 
 
@@ -114,7 +115,7 @@ class Planner:
         if self._totals[ANY_BAD]:
             self._refuse(jobs)
         addresses = (jobs_at, task_jobs, cuts, rows, slots, ends, gradients, coefficients)
-        return Plan(jobs, tables, size, tasks, work.array("rows", size), addresses)
+        return Plan(jobs, tables, size, tasks, work.array("rows", size), work.array("slots", size), addresses)
 
     def _refuse(self, jobs: Array) -> None:
         first = self._tables[jobs[np.flatnonzero(jobs[:, JOB_BAD])[0], JOB_TABLE]]

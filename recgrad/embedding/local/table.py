@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from recgrad.embedding.check import check_rows, check_states, check_weights
 from recgrad.embedding.engine import EmbeddingTable, TableMemory, TablePart
@@ -34,6 +35,8 @@ from recgrad.embedding.local.layout import (
     WEIGHTS,
 )
 from recgrad.embedding.local.memory import Region
+from recgrad.embedding.local.row_copy import RowCopy, indexed_places
+from recgrad.embedding.local.stored import as_floats, first_bits, from_floats
 from recgrad.embedding.local.transfer import assign_task, catch_up_task, initial_task, settle_task
 from recgrad.embedding.spec import Shard, TableSpec
 from recgrad.kernels.compile import compiled
@@ -47,6 +50,7 @@ EXPORT_ROWS = 1 << 18
 _SMALL_PAGES = 4 << 20  # a compact table's first bytes; beyond them huge pages are worth their size
 _MIN_BITS = 10
 _KINDS = {"FP32": F32, "FP16": F16, "BF16": BF16}
+_STORED = "weights"
 
 Array = npt.NDArray[Any]
 
@@ -86,6 +90,7 @@ class Table(EmbeddingTable):
         self.numbers = numbers
         self.parameters = parameters
         self.states: dict[str, StateArray] = {}
+        self._copying: weakref.ref[RowCopy] | None = None
         self._check()
         self.kind = _KINDS[spec.data_type]
         self.height = spec.num_rows
@@ -198,7 +203,7 @@ class Table(EmbeddingTable):
 
     def _first_bits(self) -> Array:
         """The bits of each slot's first element; 0 where a row was never written."""
-        return self._stored()[:, 0].view(np.uint32 if self.kind == F32 else np.uint16)
+        return first_bits(self._stored(), self.kind)
 
     def _state(self, state: StateArray) -> Array:
         assert state.region is not None
@@ -259,6 +264,53 @@ class Table(EmbeddingTable):
         rows, slots = self.touched_rows()
         yield TablePart(0, rows, self.read(slots), self._states_at(slots))
 
+    # --- rows of one moment, for a checkpoint ---
+
+    @property
+    def copying(self) -> RowCopy | None:
+        """A copy of an earlier moment that is not finished, to which whoever writes rows owes `keep`."""
+        found = None if self._copying is None else self._copying()
+        if found is None or found.done:
+            self._copying = None
+            return None
+        return found
+
+    def begin_copy(self) -> Callable[[], list[TablePart]]:
+        """`parts` of this moment: copied by whoever calls it, while training goes on."""
+        self.finish_copy()
+        if self.history is not None or self.spec.living is not None:
+            return super().begin_copy()  # rows move without being written
+        stored = {name: state for name, state in self.states.items() if state.region is not None}
+        arrays = {f"state {name}": self._state(state) for name, state in stored.items()}
+        arrays[_STORED] = self._stored()
+        begun = RowCopy(arrays, self.touched if self.compact else self.height, self._places_of_now())
+        self._copying = weakref.ref(begun)  # a copy that nobody wants any more ends by that
+        kind = self.kind
+
+        def parts() -> list[TablePart]:
+            rows, copies = begun.collect()
+            written = first_bits(copies[_STORED], kind) != 0
+            if not written.all():
+                rows, copies = rows[written], {name: copy[written] for name, copy in copies.items()}
+            states = {name: copies[f"state {name}"] for name in stored}
+            return [TablePart(0, rows, as_floats(copies[_STORED], kind), states)]
+
+        return parts
+
+    def finish_copy(self) -> None:
+        """Copy the rest, because rows are about to be written otherwise than by an update."""
+        copying = self.copying
+        if copying is not None:
+            copying.collect()
+
+    def _places_of_now(self) -> Callable[[], tuple[Array, Array]]:
+        """Gives the rows of this moment, and maybe later ones, and their slots, while rows are added."""
+        if not self.compact:
+            return self.touched_rows  # a row that is written later was put aside as one that is not
+        regions = [(self._index, BITS), (self._old, OLD_BITS)]
+        sizes = [(region, (1 << int(self.numbers[bits]),)) for region, bits in regions if region is not None]
+        return partial(indexed_places, [region.array(np.int64, size) for region, size in sizes], self.touched)
+
     def read(self, slots: Array) -> Array:
         """The weights at these slots as float32, as they are by now."""
         weights = self._read_stored(slots)
@@ -270,17 +322,13 @@ class Table(EmbeddingTable):
 
     def _read_stored(self, slots: Array) -> Array:
         """The weights as each row's last update left them."""
-        stored = self._stored()[slots]
-        if self.kind == F16:
-            stored = stored.view(np.float16)
-        elif self.kind == BF16:
-            stored = (stored.astype(np.uint32) << 16).view(np.float32)
-        return np.asarray(stored, dtype=np.float32) + np.float32(0)  # −0 marks a written row; show +0
+        return as_floats(self._stored()[slots], self.kind)
 
     def write(self, rows: Array, weights: Array) -> None:
         """Set rows; short types round to nearest. States of rows that were untouched become initial."""
         weights = np.ascontiguousarray(weights, dtype=np.float32)
         check_weights(self.spec, rows, weights)
+        self.finish_copy()
         slots = self.slots_for(rows)
         new = self._is_new(slots)
         if not self.compact:
@@ -291,12 +339,7 @@ class Table(EmbeddingTable):
             self._bring_up_to_date(slots)
 
     def _store(self, slots: Array, weights: Array) -> None:
-        short = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}[self.kind]
-        integer, zero = (torch.int32, -(1 << 31)) if self.kind == F32 else (torch.int16, -(1 << 15))
-        bits = torch.from_numpy(weights).to(short).view(integer)
-        bits = bits.clone() if self.kind == F32 else bits
-        bits[:, 0] = torch.where(bits[:, 0] == 0, zero, bits[:, 0])
-        self._stored()[slots] = bits.numpy().view(np.float32 if self.kind == F32 else np.uint16)
+        self._stored()[slots] = from_floats(weights, self.kind)
 
     def materialise(self, rows: Array) -> None:
         """Write the rows among these that are untouched, at their initial values."""
@@ -326,6 +369,7 @@ class Table(EmbeddingTable):
 
     def set_states(self, states: Sequence[tuple[str, int, float]]) -> None:
         """Make room for an optimizer's states (name, width, initial value); drops those there were."""
+        self.finish_copy()
         self.follow(None)
         moves = any(name == HEADING for name, _, _ in states)
         if moves or self._line != 4 * self._behind:
@@ -384,6 +428,7 @@ class Table(EmbeddingTable):
         if self.history is not None:
             widths |= saved_widths(self.spec.dim)
         check_states(self.spec, widths, rows, values)
+        self.finish_copy()
         self.materialise(rows)
         slots = self.slots_for(rows)
         for name, value in values.items():

@@ -6,7 +6,7 @@ place in the whole. Who wrote its kernels, we or FBGEMM, makes no difference her
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -55,6 +55,12 @@ def place_of(shard: EmbeddingTable) -> Shard:
     """Where a shard lies in the whole table."""
     assert shard.spec.shard is not None
     return shard.spec.shard
+
+
+def _placed(shard: EmbeddingTable, part: TablePart) -> TablePart:
+    """A shard's part under the numbers that the whole table has."""
+    place = place_of(shard)
+    return part._replace(row_ids=part.row_ids + place.first_row, first_column=place.first_column)
 
 
 def shard_spec(table: ShardedEmbeddingTable, index: int, specs: Mapping[str, TableSpec]) -> TableSpec:
@@ -129,12 +135,16 @@ class ShardedTable(EmbeddingTable):
         if self._saves:
             yield from self._held()
 
+    def begin_copy(self) -> Callable[[], list[TablePart]]:
+        """`parts` of this moment, for any thread at any time."""
+        copies = [(shard, shard.begin_copy()) for shard in self.shards] if self._saves else []
+        return lambda: [_placed(shard, part) for shard, parts in copies for part in parts()]
+
     def _held(self) -> Iterator[TablePart]:
         """All that this rank holds, copies too."""
         for shard in self.shards:
-            place = place_of(shard)
             for part in shard.parts():
-                yield part._replace(row_ids=part.row_ids + place.first_row, first_column=place.first_column)
+                yield _placed(shard, part)
 
     def write(self, rows: Array, weights: Array) -> None:
         """Set rows of the whole table; those of other ranks are passed over."""

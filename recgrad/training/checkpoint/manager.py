@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from recgrad.errors import CheckpointError, whole_path
@@ -178,6 +179,8 @@ class CheckpointManager:
 
     def _write(self, snapshot: Snapshot) -> None:
         ranks = self._ranks
+        # Rows are copied here, while training goes on.
+        snapshot = replace(snapshot, tables=list(snapshot.tables))
         try:
             self.model_dir.mkdir(parents=True, exist_ok=True)
             if ranks.rank == 0:

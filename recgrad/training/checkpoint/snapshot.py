@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -162,6 +163,32 @@ class TableRows:
         """Bytes of the ids, weights and states."""
         arrays = (self.row_ids, self.weights, *self.states.values())
         return sum(array.nbytes for array in arrays)
+
+
+class DeferredTables(Sequence[TableRows]):
+    """Tables that are made when they are first looked at, once, in the thread that looks.
+
+    Args:
+        makers: of the parts of each table.
+    """
+
+    def __init__(self, makers: Sequence[Callable[[], list[TableRows]]]) -> None:
+        self._makers = list(makers)
+        self._made: list[TableRows] = []
+        self._lock = threading.Lock()
+
+    def _tables(self) -> list[TableRows]:
+        with self._lock:
+            while self._makers:
+                self._made += self._makers[0]()
+                del self._makers[0]
+        return self._made
+
+    def __len__(self) -> int:
+        return len(self._tables())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._tables()[index]
 
 
 @dataclass(frozen=True)
