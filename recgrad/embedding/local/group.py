@@ -35,6 +35,7 @@ from recgrad.embedding.local.layout import (
     BAGS,
     ID_WEIGHTS,
     IDS,
+    INDEX,
     LOOKUP_COLUMNS,
     MEAN,
     OFFSETS,
@@ -119,8 +120,8 @@ class DimGroup:
         self._keys = np.array(
             [(sequence_keys if spec.sequence else keys).index(spec.key) for spec in ordered], dtype=np.int64
         )
-        used = [self.tables[t] for t in self._fixed[: self.pooled, TABLE]]
-        self._simple_rows = all(table.kind == F32 and not table.compact for table in used)
+        self._used = np.unique(self._fixed[: self.pooled, TABLE])
+        self._floats = all(self.tables[t].kind == F32 for t in self._used)
         self._state_arrays: tuple[tuple[int, ...], StateArrays, object] | None = None
         self.sources: list[Source] = []
         self._all: Tables = frozenset(range(len(tables)))
@@ -168,7 +169,9 @@ class DimGroup:
 
     def _frame(self, ids: Inputs) -> Frame:
         """The pooled lookups of a batch of this shape."""
-        key = (ids.bags.counts, ids.offsets is None, ids.weights is None)
+        # A compact table may become plain between two batches.
+        plain = not self.matrix[self._used, INDEX].any()
+        key = (ids.bags.counts, ids.offsets is None, ids.weights is None, plain)
         known = self._frames.get(key)
         if known is not None:
             return known
@@ -179,7 +182,7 @@ class DimGroup:
             raise ValueError(f"pooled features must have one bag per row, got {lines[:, BAGS].tolist()}")
         lines[:, VECTORS] = self._vectors[:p]
         lines[:, VECTOR_STRIDE] = p * self.dim * 4
-        simple = self._simple_rows and ids.offsets is None and ids.weights is None
+        simple = self._floats and plain and ids.offsets is None and ids.weights is None
         if len(self._frames) >= _FRAMES:
             self._frames.clear()
         self._frames[key] = frame = Frame(rows, lines, _tasks(0, p, rows, BAGS_PER_TASK, simple))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from recgrad.embedding.local.index import ENTRY_BYTES, MAX_LOAD, MAX_ROWS
 from recgrad.embedding.local.initializer import parse_init_fn, table_key
 from recgrad.embedding.local.layout import (
     BITS,
+    CHANGED,
     COUNT,
     DIRECTION,
     FIRST_COLUMN,
@@ -45,7 +46,9 @@ from recgrad.kernels.simd import BF16, F16, F32
 from recgrad.optim.sparse.history import HEADING, MISSED, SQUARE, STEP, STORED, History, saved_widths
 from recgrad.optim.sparse.tables import SparseEngine
 
-PLAIN_BYTES = 64 << 20  # AUTO: tables of at most this size are plain
+SMALL_BYTES = 1 << 20  # AUTO: tables of at most this size are plain
+PLAIN_BYTES = 64 << 20  # AUTO: larger ones of at most this size become plain
+PLAIN_SHARE = 0.5  # … when this much of their rows was written; before, an array of all would be mostly empty
 EXPORT_ROWS = 1 << 18
 _SMALL_PAGES = 4 << 20  # a compact table's first bytes; beyond them huge pages are worth their size
 _MIN_BITS = 10
@@ -96,7 +99,8 @@ class Table(EmbeddingTable):
         self.height = spec.num_rows
         item = 4 if self.kind == F32 else 2
         size = spec.num_rows * spec.dim * item
-        self.compact = spec.storage == "COMPACT" or (spec.storage == "AUTO" and size > PLAIN_BYTES)
+        self.compact = spec.storage == "COMPACT" or (spec.storage == "AUTO" and size > SMALL_BYTES)
+        self._fills = self.compact and spec.storage == "AUTO" and size <= PLAIN_BYTES
         self._lay_out(0)
         self._index: Region | None = None
         self._old: Region | None = None
@@ -152,7 +156,9 @@ class Table(EmbeddingTable):
         self.numbers[[INDEX, BITS]] = self._index.address, bits
 
     def make_room(self, rows: int) -> None:
-        """See to it that `rows` more rows find room in the index; begins to double it when needed."""
+        """See to it that `rows` more rows find room; begins to double the index when needed."""
+        if self._fills and self.touched >= PLAIN_SHARE * self.height:
+            self._become_plain()
         if not self.compact:
             return
         numbers = self.numbers
@@ -172,6 +178,37 @@ class Table(EmbeddingTable):
         self._new_index(bits)
         if bits > int(numbers[OLD_BITS]) + 1 or count == 0:
             self.settle_index()
+
+    def _become_plain(self) -> None:
+        """Move all rows to arrays in which a row's number is its place, unless others know its slot."""
+        if self.numbers[CHANGED] or self.copying is not None:
+            return
+        rows, slots = self._entries()
+        written = int(np.count_nonzero(self._first_bits()[slots]))
+        lines = self._weights.array(np.uint8, (self.height, self._line))
+        states = {
+            name: (state, None if state.region is None else self._state(state))
+            for name, state in self.states.items()
+        }
+        self.compact = self._fills = False
+        self._index = None
+        self._weights = self._moved(lines, rows, slots, "weights")
+        self.states = {
+            name: replace(
+                state, region=old if old is None else self._moved(old, rows, slots, f"state {name}")
+            )
+            for name, (state, old) in states.items()
+        }
+        self.numbers[[WEIGHTS, INDEX, BITS, COUNT]] = self._weights.address, 0, 0, written
+
+    def _moved(self, old: Array, rows: Array, slots: Array, what: str) -> Region:
+        """A new region of the size of an old one, [height, width], with some of its slots at their rows."""
+        region = self._reserve(old.nbytes, what)
+        new = region.array(old.dtype, old.shape)
+        for first in range(0, len(rows), EXPORT_ROWS):
+            span = slice(first, first + EXPORT_ROWS)
+            new[rows[span]] = np.take(old, slots[span], axis=0)
+        return region
 
     @property
     def index(self) -> Region | None:
@@ -222,23 +259,27 @@ class Table(EmbeddingTable):
             found = [np.flatnonzero(first[i : i + EXPORT_ROWS]) + i for i in pieces]
             rows = np.concatenate(found).astype(np.int64)
             return rows, rows
-        self.settle_index()
-        assert self._index is not None
-        entries = self._index.array(np.int64, (1 << int(self.numbers[BITS]),))
-        entries = entries[entries != 0]
-        rows, slots = (entries & 0xFFFFFFFF) - 1, entries >> 32
+        rows, slots = self._entries()
         order = np.argsort(rows)
         rows, slots = rows[order], slots[order]
         written = self._first_bits()[slots] != 0
         return rows[written], slots[written]
 
+    def _entries(self) -> tuple[Array, Array]:
+        """The rows in a compact table's index, in no order, and their slots."""
+        self.settle_index()
+        assert self._index is not None
+        entries = self._index.array(np.int64, (1 << int(self.numbers[BITS]),))
+        entries = entries[entries != 0]
+        return (entries & 0xFFFFFFFF) - 1, entries >> 32
+
     def slots_for(self, rows: Array) -> Array:
         """The slots of rows; a row that is not in the index yet is added to it."""
         rows = np.ascontiguousarray(rows, dtype=np.int64)
         check_rows(self.spec, rows)
+        self.make_room(len(rows))
         if not self.compact:
             return rows
-        self.make_room(len(rows))
         slots = np.empty_like(rows)
         launch(
             compiled(assign_task),
