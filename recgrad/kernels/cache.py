@@ -73,6 +73,12 @@ def is_kept() -> bool:
     return _internals() is not None and _folder() is not None
 
 
+def kept_files() -> frozenset[str] | None:
+    """The names of all that is kept; None where nothing can be."""
+    folder = _folder() if is_kept() else None
+    return None if folder is None else frozenset(path.name for path in folder.glob(f"*{_SUFFIX}"))
+
+
 class _Internals:
     """What of numba's inner parts the cache is made with; `Cache` is numba's interface filled in."""
 
