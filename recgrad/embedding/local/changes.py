@@ -13,7 +13,7 @@ import numpy.typing as npt
 from numba import njit
 
 from recgrad.embedding.local.inputs import address_of
-from recgrad.embedding.local.layout import BITS, CHANGED
+from recgrad.embedding.local.layout import CHANGED
 from recgrad.embedding.local.living import layout as at
 from recgrad.embedding.local.living.index import find
 from recgrad.embedding.local.living.table import LivingTable
@@ -86,12 +86,12 @@ class ChangeLog:
         if not table.compact:
             slots = self._collect(table.height)
             return slots, slots
-        table.settle_index()
-        assert table.index is not None
+        assert table.slots is not None
+        table.slots.settle()
         count = table.touched
         rows, slots = np.empty(count, np.int64), np.empty(count, np.int64)
         found = np.zeros(1, np.int64)
-        arguments = (table.index.address, 1 << int(table.numbers[BITS]), self._region.address)
+        arguments = (table.slots.region.address, table.slots.size, self._region.address)
         launch(compiled(indexed_task), *arguments, rows, slots, found, tasks=1)
         self._collect(count)
         return rows[: found[0]], slots[: found[0]]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from recgrad.embedding.check import check_rows, check_states, check_weights
 from recgrad.embedding.engine import EmbeddingTable, TableMemory, TablePart
 from recgrad.embedding.local.headings import line_width, pack, unpack
-from recgrad.embedding.local.index import ENTRY_BYTES, MAX_LOAD, MAX_ROWS
+from recgrad.embedding.local.index import MAX_ROWS
 from recgrad.embedding.local.initializer import parse_init_fn, table_key
 from recgrad.embedding.local.layout import (
     BITS,
@@ -28,17 +28,15 @@ from recgrad.embedding.local.layout import (
     INIT,
     KEY,
     KIND,
-    MOVED,
-    OLD_BITS,
-    OLD_INDEX,
     ROWS,
     STRIDE,
     WEIGHTS,
 )
 from recgrad.embedding.local.memory import Region
-from recgrad.embedding.local.row_copy import RowCopy, indexed_places
+from recgrad.embedding.local.row_copy import RowCopy
+from recgrad.embedding.local.slots import SlotIndex
 from recgrad.embedding.local.stored import as_floats, first_bits, from_floats
-from recgrad.embedding.local.transfer import assign_task, catch_up_task, initial_task, settle_task
+from recgrad.embedding.local.transfer import assign_task, catch_up_task, initial_task
 from recgrad.embedding.spec import Shard, TableSpec
 from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import launch
@@ -51,7 +49,6 @@ PLAIN_BYTES = 64 << 20  # AUTO: larger ones of at most this size become plain
 PLAIN_SHARE = 0.5  # … when this much of their rows was written; before, an array of all would be mostly empty
 EXPORT_ROWS = 1 << 18
 _SMALL_PAGES = 4 << 20  # a compact table's first bytes; beyond them huge pages are worth their size
-_MIN_BITS = 10
 _KINDS = {"FP32": F32, "FP16": F16, "BF16": BF16}
 _STORED = "weights"
 
@@ -102,16 +99,13 @@ class Table(EmbeddingTable):
         self.compact = spec.storage == "COMPACT" or (spec.storage == "AUTO" and size > SMALL_BYTES)
         self._fills = self.compact and spec.storage == "AUTO" and size <= PLAIN_BYTES
         self._lay_out(0)
-        self._index: Region | None = None
-        self._old: Region | None = None
         whole = spec.shard or Shard(spec.name, spec.num_rows, spec.dim)
         initializer = parse_init_fn(spec.init_fn, whole.num_rows, whole.dim, whole.table)
         parameters[: len(initializer.parameters)] = initializer.parameters
         numbers[[KIND, ROWS]] = self.kind, spec.num_rows
         numbers[[INIT, KEY]] = initializer.kind, table_key(seed, whole.table)
         numbers[[FIRST_ROW, FIRST_COLUMN]] = whole.first_row, whole.first_column
-        if self.compact:
-            self._new_index(_MIN_BITS)
+        self.slots = SlotIndex(numbers, partial(self._reserve, what="index")) if self.compact else None
 
     def _check(self) -> None:
         spec = self.spec
@@ -149,41 +143,21 @@ class Table(EmbeddingTable):
     def _reserve(self, size: int, what: str) -> Region:
         return Region(size, f"{what} of table '{self.name}'", _SMALL_PAGES if self.compact else 0)
 
-    # --- the index of a compact table ---
-
-    def _new_index(self, bits: int) -> None:
-        self._index = self._reserve(ENTRY_BYTES << bits, "index")
-        self.numbers[[INDEX, BITS]] = self._index.address, bits
+    # --- how rows are found ---
 
     def make_room(self, rows: int) -> None:
-        """See to it that `rows` more rows find room; begins to double the index when needed."""
+        """See to it that `rows` more rows find room."""
         if self._fills and self.touched >= PLAIN_SHARE * self.height:
             self._become_plain()
-        if not self.compact:
-            return
-        numbers = self.numbers
-        if self._old is not None and numbers[MOVED] == 1 << int(numbers[OLD_BITS]):
-            self._drop_old()
-        count = int(numbers[COUNT])
-        need = min(count + rows, self.height)
-        bits = int(numbers[BITS])
-        if need <= MAX_LOAD * (1 << bits):
-            return
-        if self._old is not None:
-            self.settle_index()
-        while need > MAX_LOAD * (1 << bits):
-            bits += 1
-        self._old = self._index
-        numbers[[OLD_INDEX, OLD_BITS, MOVED]] = numbers[INDEX], numbers[BITS], 0
-        self._new_index(bits)
-        if bits > int(numbers[OLD_BITS]) + 1 or count == 0:
-            self.settle_index()
+        if self.slots is not None:
+            self.slots.make_room(min(self.touched + rows, self.height))
 
     def _become_plain(self) -> None:
         """Move all rows to arrays in which a row's number is its place, unless others know its slot."""
         if self.numbers[CHANGED] or self.copying is not None:
             return
-        rows, slots = self._entries()
+        assert self.slots is not None
+        rows, slots = self.slots.entries()
         written = int(np.count_nonzero(self._first_bits()[slots]))
         lines = self._weights.array(np.uint8, (self.height, self._line))
         states = {
@@ -191,7 +165,7 @@ class Table(EmbeddingTable):
             for name, state in self.states.items()
         }
         self.compact = self._fills = False
-        self._index = None
+        self.slots = None
         self._weights = self._moved(lines, rows, slots, "weights")
         self.states = {
             name: replace(
@@ -209,21 +183,6 @@ class Table(EmbeddingTable):
             span = slice(first, first + EXPORT_ROWS)
             new[rows[span]] = np.take(old, slots[span], axis=0)
         return region
-
-    @property
-    def index(self) -> Region | None:
-        """From row to slot, of a compact table."""
-        return self._index
-
-    def settle_index(self) -> None:
-        """Move the rest of the old index."""
-        if self._old is not None:
-            launch(compiled(settle_task), self.numbers, tasks=1)
-            self._drop_old()
-
-    def _drop_old(self) -> None:
-        self.numbers[[OLD_INDEX, OLD_BITS, MOVED]] = 0
-        self._old = None
 
     # --- rows ---
 
@@ -253,25 +212,17 @@ class Table(EmbeddingTable):
 
     def touched_rows(self) -> tuple[Array, Array]:
         """Row numbers in ascending order, and their slots."""
-        if not self.compact:
+        if self.slots is None:
             first = self._first_bits()
             pieces = range(0, len(first), EXPORT_ROWS)
             found = [np.flatnonzero(first[i : i + EXPORT_ROWS]) + i for i in pieces]
             rows = np.concatenate(found).astype(np.int64)
             return rows, rows
-        rows, slots = self._entries()
+        rows, slots = self.slots.entries()
         order = np.argsort(rows)
         rows, slots = rows[order], slots[order]
         written = self._first_bits()[slots] != 0
         return rows[written], slots[written]
-
-    def _entries(self) -> tuple[Array, Array]:
-        """The rows in a compact table's index, in no order, and their slots."""
-        self.settle_index()
-        assert self._index is not None
-        entries = self._index.array(np.int64, (1 << int(self.numbers[BITS]),))
-        entries = entries[entries != 0]
-        return (entries & 0xFFFFFFFF) - 1, entries >> 32
 
     def slots_for(self, rows: Array) -> Array:
         """The slots of rows; a row that is not in the index yet is added to it."""
@@ -324,7 +275,9 @@ class Table(EmbeddingTable):
         stored = {name: state for name, state in self.states.items() if state.region is not None}
         arrays = {f"state {name}": self._state(state) for name, state in stored.items()}
         arrays[_STORED] = self._stored()
-        begun = RowCopy(arrays, self.touched if self.compact else self.height, self._places_of_now())
+        # Of a plain table, a row that is written later was put aside as one that is not.
+        places = self.touched_rows if self.slots is None else self.slots.places_of_now()
+        begun = RowCopy(arrays, self.touched if self.compact else self.height, places)
         self._copying = weakref.ref(begun)  # a copy that nobody wants any more ends by that
         kind = self.kind
 
@@ -343,14 +296,6 @@ class Table(EmbeddingTable):
         copying = self.copying
         if copying is not None:
             copying.collect()
-
-    def _places_of_now(self) -> Callable[[], tuple[Array, Array]]:
-        """Gives the rows of this moment, and maybe later ones, and their slots, while rows are added."""
-        if not self.compact:
-            return self.touched_rows  # a row that is written later was put aside as one that is not
-        regions = [(self._index, BITS), (self._old, OLD_BITS)]
-        sizes = [(region, (1 << int(self.numbers[bits]),)) for region, bits in regions if region is not None]
-        return partial(indexed_places, [region.array(np.int64, size) for region, size in sizes], self.touched)
 
     def read(self, slots: Array) -> Array:
         """The weights at these slots as float32, as they are by now."""
@@ -484,10 +429,7 @@ class Table(EmbeddingTable):
     def memory(self) -> TableMemory:
         """Touched rows and what they cost."""
         rows = self.touched if self.compact else self.height
-        index = 0
-        if self.compact:
-            index = ENTRY_BYTES << int(self.numbers[BITS])
-            index += ENTRY_BYTES << int(self.numbers[OLD_BITS]) if self._old is not None else 0
+        index = 0 if self.slots is None else self.slots.nbytes
         width = sum(state.width for state in self.states.values())
         weights = self.spec.dim * (4 if self.kind == F32 else 2)
         return TableMemory(self.name, self.touched, rows * weights, rows * width * 4, index)
