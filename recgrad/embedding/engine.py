@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import nearest
+from recgrad.kernels.compile import Wanted
+from recgrad.optim.sparse import SparseOptimizer
 from recgrad.optim.sparse.tables import SparseEngine, SparseTable
 
 Array = npt.NDArray[Any]
@@ -272,6 +274,10 @@ class EmbeddingEngine(nn.Module, TableEngine):
             DataError: an id is outside its table.
         """
         return self.prepare(ids, sequences).look_up()
+
+    def kernels(self, optimizer: SparseOptimizer | None) -> list[Wanted]:
+        """What the first steps with an optimizer will need compiled, where that is known."""
+        return []
 
     def table(self, name: str) -> EmbeddingTable:
         """A table by name."""

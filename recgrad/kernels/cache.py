@@ -49,23 +49,39 @@ def cached_cfunc(signature: Any, name: str = "", **options: Any) -> Callable[[Ca
 
     `name` tells functions apart that have the same one, such as those made by a function.
     """
-    internals = _internals()
 
     def decorate(function: Any) -> Any:
-        if internals is None:
+        if _internals() is None:
             return numba.cfunc(signature, **options)(function)
-        made_of = (function.__code__, function.__globals__, function.__name__)
-        own = FunctionType(*made_of, function.__defaults__, function.__closure__)
-        own.__module__, own.__qualname__ = function.__module__, name or function.__qualname__
-        cache = internals.Cache(own, options)
-        # Code of different sources must not meet under one name when one process loads both.
-        own.__qualname__ = f"{own.__qualname__}_{cache.key[:16]}"
-        made: Any = internals.CFunc(own, internals.normalize_signature(signature), locals={}, options=options)
-        made._cache = cache
+        made = _to_compile(function, signature, name, options)
         made.compile()
         return made
 
     return decorate
+
+
+def is_compiled(function: Any, signature: Any, name: str = "", **options: Any) -> bool:
+    """Whether `cached_cfunc` of the same arguments would find its code."""
+    if _internals() is None:
+        return False
+    made = _to_compile(function, signature, name, options)
+    path = made._cache._path(made._sig, made._targetdescr.target_context.codegen())
+    return path is not None and path.exists()
+
+
+def _to_compile(function: Any, signature: Any, name: str, options: dict[str, Any]) -> Any:
+    """numba's C function of a function, not compiled yet, with a cache of ours."""
+    internals = _internals()
+    assert internals is not None
+    made_of = (function.__code__, function.__globals__, function.__name__)
+    own = FunctionType(*made_of, function.__defaults__, function.__closure__)
+    own.__module__, own.__qualname__ = function.__module__, name or function.__qualname__
+    cache = internals.Cache(own, options)
+    # Code of different sources must not meet under one name when one process loads both.
+    own.__qualname__ = f"{own.__qualname__}_{cache.key[:16]}"
+    made: Any = internals.CFunc(own, internals.normalize_signature(signature), locals={}, options=options)
+    made._cache = cache
+    return made
 
 
 def is_kept() -> bool:

@@ -1,27 +1,43 @@
-"""Kernels as C functions, compiled once per user and machine, when they are first needed."""
+"""Kernels as C functions, compiled once per user and machine, when they are first needed or ahead of that."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 
-from recgrad.kernels.cache import cached_cfunc, is_kept
+from recgrad.kernels.cache import cached_cfunc, is_compiled, is_kept
 from recgrad.kernels.parallel import SIGNATURE
 
 _log = logging.getLogger("recgrad.kernels")
 _NOTICEABLE_SECONDS = 0.8
+_LOOK_SECS, _LONGEST_SECS = 0.05, 60.0
+
+
+class Wanted(NamedTuple):
+    """A kernel: `compiled(function, signature)`, or `compiled_with(function, inner, signature)`."""
+
+    function: Any
+    inner: Any = None
+    signature: Any = SIGNATURE
+
+
+_ahead: dict[Wanted, threading.Thread] = {}
+"""What another process compiles, and a thread that ends with it."""
 
 
 @cache
 def compiled(function: Any, signature: Any = SIGNATURE) -> Any:
     """An njit function of this package as a C function, which `launch` takes or other kernels call."""
-    return _kernel(signature, function.py_func, function.py_func.__name__)
+    return _kernel(Wanted(function, None, signature))
 
 
 @cache
@@ -34,21 +50,77 @@ def compiled_with(make: Callable[[Any], Callable[..., Any]], inner: Any, signatu
             function, which is then compiled again in each process.
         signature: of the kernel.
     """
-    function = getattr(inner, "py_func", inner)
-    module, name = function.__module__, function.__qualname__
-    kept = getattr(sys.modules.get(module), name, None) is inner and module != "__main__"
-    return _kernel(signature, make(inner), f"{module.rpartition('.')[2]}_{name}", keep=kept)
+    return _kernel(Wanted(make, inner, signature))
 
 
-def _kernel(signature: Any, function: Callable[..., Any], name: str, *, keep: bool = True) -> Any:
+def compile_ahead(wanted: Sequence[Wanted], processes: int) -> None:
+    """Have kernels that are not kept yet compiled by other processes, while this one goes on.
+
+    Whoever asks for one of them waits for it, or compiles it where that came to nothing.
+    """
+    if not is_kept() or not hasattr(os, "fork"):
+        return
+    missing = [one for one in dict.fromkeys(wanted) if one not in _ahead and _is_missing(one)]
+    for i in range(min(processes, len(missing))):
+        group = missing[i::processes]
+        _ahead.update(dict.fromkeys(group, _compile_elsewhere(group)))
+
+
+def _compile_elsewhere(group: Sequence[Wanted]) -> threading.Thread:
+    with warnings.catch_warnings():
+        # Python warns of threads, whose locks nobody would give back in a copy of this process. The copy does
+        # nothing but compile, and if it does not come to an end, nobody waits for it long.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        try:
+            logging.disable()
+            for one in group:
+                _build(one)
+        finally:
+            os._exit(0)
+    ends = threading.Thread(target=os.waitpid, args=(child, 0), daemon=True)
+    ends.start()
+    return ends
+
+
+def _kernel(wanted: Wanted) -> Any:
     begin = time.perf_counter()
-    if keep:
-        kernel = cached_cfunc(signature, name=name, nogil=True)(function)
-    else:
-        kernel = numba.cfunc(signature, nogil=True)(function)
+    elsewhere = _ahead.pop(wanted, None)
+    if elsewhere is not None:
+        while elsewhere.is_alive() and _is_missing(wanted):
+            if time.perf_counter() - begin > _LONGEST_SECS:
+                break
+            time.sleep(_LOOK_SECS)
+    kernel = _build(wanted)
     seconds = time.perf_counter() - begin
     # On a busy machine it may take as long to load one that was kept.
-    if seconds > _NOTICEABLE_SECONDS and not kernel.cache_hits:
+    if seconds > _NOTICEABLE_SECONDS and (elsewhere is not None or not kernel.cache_hits):
+        _, name, keep = _source(wanted)
         later = "; it is kept for the next run" if keep and is_kept() else ""
         _log.info("compiled the %s kernel in %.1f s%s", name, seconds, later)
     return kernel
+
+
+def _build(wanted: Wanted) -> Any:
+    function, name, keep = _source(wanted)
+    if keep:
+        return cached_cfunc(wanted.signature, name=name, nogil=True)(function)
+    return numba.cfunc(wanted.signature, nogil=True)(function)
+
+
+def _is_missing(wanted: Wanted) -> bool:
+    """Whether it can be kept and is not."""
+    function, name, keep = _source(wanted)
+    return keep and not is_compiled(function, wanted.signature, name, nogil=True)
+
+
+def _source(wanted: Wanted) -> tuple[Callable[..., Any], str, bool]:
+    """The Python function of a kernel, its name, and whether its code can be kept."""
+    if wanted.inner is None:
+        function = wanted.function.py_func
+        return function, function.__name__, True
+    inner = getattr(wanted.inner, "py_func", wanted.inner)
+    module, name = inner.__module__, inner.__qualname__
+    kept = getattr(sys.modules.get(module), name, None) is wanted.inner and module != "__main__"
+    return wanted.function(wanted.inner), f"{module.rpartition('.')[2]}_{name}", kept

@@ -16,11 +16,13 @@ import torch
 from recgrad.config import PipelineConfig
 from recgrad.config.load import CONFIG_FILE
 from recgrad.config.messages import shortest_float
+from recgrad.cores import available_cores
 from recgrad.data.features.base import Feature
 from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
 from recgrad.data.position import FROM_WEIGHTS
 from recgrad.errors import RecgradError
+from recgrad.kernels.compile import compile_ahead
 from recgrad.models.targets import find_targets
 from recgrad.optim.precision import check_precision, set_tf32
 from recgrad.training.assembly import (
@@ -130,6 +132,9 @@ def train(
         seed_everything(settings.seed)
         processes.doing("building the model")
         training = build_training(effective, processes)
+        engine = training.task.model.engine
+        if engine is not None:
+            compile_ahead(engine.kernels(training.sparse_optimizer), available_cores())
         fit_threads(training.task.model, effective.data_config.batch_size)
         seed_everything(settings.seed + RANK_SEED * processes.rank)
         state = starting_state(training, effective, start_from, ignore_restore_optimizer)

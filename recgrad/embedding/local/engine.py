@@ -13,9 +13,14 @@ from torch import Tensor
 from recgrad.embedding.engine import EmbeddedIds, EmbeddingEngine, Ids, IdsLike, PreparedIds, check_specs
 from recgrad.embedding.local.group import DimGroup
 from recgrad.embedding.local.inputs import Inputs
+from recgrad.embedding.local.lookup import lookup_tasks
+from recgrad.embedding.local.plan import arrange_task, plan_tasks
 from recgrad.embedding.local.table import Table
+from recgrad.embedding.local.update import STAGE_SIGNATURE, stage, unstage, update_function
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import nearest
+from recgrad.kernels.compile import Wanted
+from recgrad.optim.sparse import SparseOptimizer
 from recgrad.optim.sparse.tables import Update
 
 __all__ = ["Ids", "LocalEngine"]
@@ -74,6 +79,14 @@ class LocalEngine(EmbeddingEngine):
         pooled = None if ids is None else Inputs.of(ids, self.keys, "ids")
         positions = None if sequences is None else Inputs.of(sequences, self.sequence_keys, "sequences")
         return Prepared(self, pooled, positions)
+
+    def kernels(self, optimizer: SparseOptimizer | None) -> list[Wanted]:
+        """What the first steps with an optimizer will need compiled, in the order of need."""
+        wanted = [Wanted(lookup_tasks), Wanted(arrange_task), Wanted(plan_tasks)]
+        rules = [] if optimizer is None else optimizer.rules()
+        wanted += [Wanted(update_function, rule) for rule in rules]
+        wanted += [Wanted(function, None, STAGE_SIGNATURE) for function in (stage, unstage)] if rules else []
+        return wanted
 
     def next_forward(self) -> int:
         """Count a forward pass; gradients are summed in this order."""

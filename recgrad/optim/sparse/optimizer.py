@@ -201,6 +201,11 @@ class SparseOptimizer(EagerOptimizer):
             advance(moved, self._by_handle.values())
         return loss
 
+    def rules(self) -> list[Any]:
+        """The rules that its groups are updated by, each once."""
+        kinds = zip(self.param_groups, self._kinds, strict=True)
+        return list(dict.fromkeys(kind.rule_of(group) for group, kind in kinds))
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients that wait for a step."""
         for engine, names in self._engines().values():
