@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from numba import njit, types
 
 from recgrad.kernels import compile as kernels
-from recgrad.kernels.compile import compiled_with
+from recgrad.kernels.compile import Wanted, compiled_with
 
 SIGNATURE = types.float64(types.float64)
 
@@ -25,6 +26,11 @@ def calling(rule: Any) -> Any:
 @njit
 def twice(value: float) -> float:
     return 2 * value
+
+
+@njit
+def fourfold(value: float) -> float:
+    return 4 * value
 
 
 @pytest.fixture
@@ -57,3 +63,30 @@ def test_a_kernel_of_a_local_rule_is_not_said_to_be_kept(said: pytest.LogCapture
     assert compiled_with(calling, thrice, SIGNATURE).ctypes(3.0) == 9.0
     assert "compiled the" in said.text
     assert "for the next run" not in said.text
+
+
+def test_kernels_that_other_processes_compile_are_waited_for_and_loaded(
+    said: pytest.LogCaptureFixture,
+) -> None:
+    wanted = [Wanted(calling, rule, SIGNATURE) for rule in (twice, fourfold)]
+    kernels.compile_ahead([*wanted, wanted[0]], processes=2)
+    children = set(kernels._ahead.values())
+    assert len(children) == 2
+    for rule, result in ((twice, 6.0), (fourfold, 12.0)):
+        kernel = compiled_with(calling, rule, SIGNATURE)
+        assert kernel.ctypes(3.0) == result
+        assert kernel.cache_hits == 1, "it was compiled here"
+    for child in children:
+        child.join(60)
+    assert not kernels._ahead
+    kernels.compile_ahead(wanted, processes=2)
+    assert not kernels._ahead, "nothing is missing"
+
+
+def test_a_kernel_that_no_other_process_got_done_is_compiled_here(
+    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "_compile_elsewhere", lambda group: threading.Thread())  # it has ended
+    kernels.compile_ahead([Wanted(calling, fourfold, SIGNATURE)], processes=2)
+    kernel = compiled_with(calling, fourfold, SIGNATURE)
+    assert (kernel.ctypes(3.0), kernel.cache_hits) == (12.0, 0)
