@@ -91,7 +91,7 @@ def test_incremental(tmp_path: Path, run: Callable[[str], str]) -> None:
 
 @pytest.mark.slow
 def test_served(tmp_path: Path, run: Callable[[str], str]) -> None:
-    pytest.importorskip("granian")
+    pytest.importorskip("uvloop")
     text = run("served")
     (answer,) = re.findall(r'^(\{.*"scores".*\})$', text, re.M)
     scores = json.loads(answer)["scores"]["probs"]

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 Ints = npt.NDArray[np.int64]
+
+
+def as_array(values: npt.NDArray[Any]) -> pa.Array:
+    """Numbers as an Arrow array, integers and floats in the same memory.
+
+    `pa.array` imports pandas where it is installed, which takes as long as all else that loads a model.
+    """
+    if values.dtype == np.bool_:
+        bits = pa.py_buffer(np.packbits(values, bitorder="little"))
+        return pa.Array.from_buffers(pa.bool_(), len(values), [None, bits], 0)
+    memory = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, memory], 0)
 
 
 def take_rows(array: pa.Array, rows: Ints) -> pa.Array:

@@ -16,7 +16,7 @@ class Served(Example):
     """Served: from a log to a bundle that scores without torch, and a request over HTTP."""
 
     rows = 20_000
-    needs = {"onnx": "export", "granian": "serve", "msgspec": "serve"}  # noqa: RUF012
+    needs = {"onnx": "export", "uvloop": "serve", "msgspec": "serve"}  # noqa: RUF012
 
     def write(self, folder: Path, shop: Shop) -> str:
         path = write_log(folder, shop)

@@ -1,23 +1,25 @@
-"""The application that granian calls: finds the route, reads the body within limits, answers."""
+"""The application of a worker: decides about requests, has the routes answer them, ends what is late."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from email.utils import formatdate
+from functools import partial
 from typing import Any
 
-from granian.rsgi import ProtocolClosed  # type: ignore[attr-defined]
+import httptools
 
 from recgrad.serving.answers import Answer, RequestError
-from recgrad.serving.metrics import OTHER
+from recgrad.serving.connection import Connection, Heads, Message
 from recgrad.serving.routes import ROUTES, Route
 from recgrad.serving.service import HttpRequest, Service, now
 
 logger = logging.getLogger("recgrad.serving")
 
 FULL = "the server holds as many requests as it may (--max_queue, --max_queue_mb); send again later"
-MOST_DISCARDED = 1 << 28
-"""Bytes of a body that are read only to be thrown away; who sends more loses the connection."""
+MAX_CONNECTIONS = 8192
+"""Of one worker; clients beyond are answered 429."""
 SWEEP_S = 0.25
 """How often requests that are late are looked for."""
 
@@ -27,182 +29,208 @@ class Application:
 
     Args:
         service: of the worker.
+        max_connections: clients beyond are answered 429.
+
+    Attributes:
+        active: requests without an answer.
+        heads: of answers.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, max_connections: int = MAX_CONNECTIONS) -> None:
         self.service = service
-        self._routes: dict[tuple[str, str], Route] = {}
+        self.heads = Heads()
+        self.active = 0
+        self._max_connections = max_connections
+        self._routes: dict[tuple[bytes, bytes], Route] = {}
         self._paths: dict[str, list[str]] = {}
         for name, route in ROUTES.items():
             method, _, path = name.partition(" ")
-            self._routes[method, path] = route(service)
+            made = route(service)
+            for verb in (method, "HEAD") if method == "GET" else (method,):
+                self._routes[verb.encode(), path.encode()] = made
             self._paths.setdefault(path, []).append(method)
-        self._reading: dict[asyncio.Task[Any], float] = {}
-        self._late: set[asyncio.Task[Any]] = set()
-        self.active = 0
-        """Requests without an answer."""
+        self._connections: set[Connection] = set()
+        self._running: set[asyncio.Future[Answer]] = set()
+
+    @property
+    def draining(self) -> bool:
+        """Whether connections are closed after the answer that they wait for."""
+        return self.service.draining
 
     def start(self) -> None:
         """Begin to look for late requests."""
-        self.service.loop.call_later(SWEEP_S, self._sweep)
+        self._sweep()
 
-    async def __rsgi__(self, scope: Any, protocol: Any) -> None:
-        """Answer one request."""
-        started = now()
-        self.active += 1
+    def drain(self) -> None:
+        """Close connections that wait for nothing; others are closed after their answers."""
+        self.service.draining = True
+        self._look(now())
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._connections)
+
+    # What connections call.
+
+    def opened(self, connection: Connection) -> bool:
+        """Take a connection up; False if there are too many."""
+        self._connections.add(connection)
+        self.service.batcher.clients = len(self._connections)
+        return len(self._connections) <= self._max_connections
+
+    def closed(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self._connections.discard(connection)
+        self.service.batcher.clients = len(self._connections)
+
+    def full(self) -> RequestError:
+        """The answer where there is no room."""
+        return RequestError(429, FULL)
+
+    def begin(self, message: Message, *, ahead: bool) -> None:
+        """Decide by its head whether a request is taken up: what answers it, or why it is refused.
+
+        One that was sent ahead of the answer before it counts as active when its turn comes.
+        """
+        if not ahead:
+            self._activate(message)
+        target, _, query = message.target.partition(b"?")
+        route = self._routes.get((message.method, target))
         try:
-            try:
-                answer = await self._answer(scope, protocol, started)
-            except _UnreadError as error:
-                # A client that still sends would see its connection break instead of the answer.
-                if scope.headers.get("expect") is None:
-                    await self._discard(protocol, started)
-                answer = error.answer()
+            if route is None:
+                route, target, query = self._find(message)
+            message.route = route
+            message.path = target.decode("latin-1")
+            message.query = query.decode("latin-1")
+            if route.takes_body:
+                self._admit(message)
         except RequestError as error:
-            answer = error.answer()
-        except ProtocolClosed:
-            return  # the client has gone, and nobody is left to answer
-        except Exception:
-            logger.exception("a request failed")
-            answer = RequestError(500, "the server failed; its log has more").answer()
-        finally:
-            self.active -= 1
-        headers = [("content-type", answer.kind), *answer.headers]
-        if self.service.draining:
-            headers.append(("connection", "close"))
-        body = b"" if scope.method == "HEAD" else answer.body
-        protocol.response_bytes(answer.status, headers, body)
-        path = scope.path if scope.path in self._paths else OTHER
-        self.service.metrics.answered(path, answer.status, now() - started)
+            message.refusal = error
 
-    async def _answer(self, scope: Any, protocol: Any, started: float) -> Answer:
-        route = self._find(scope.method, scope.path)
-        if not route.takes_body:
-            return await route.answer(HttpRequest(b"", "", "", scope.query_string, started))
-        headers = scope.headers
-        body = await self._body(headers.get("content-length"), protocol, started)
-        request = HttpRequest(
-            body,
-            headers.get("content-type") or "",
-            headers.get("accept") or "",
-            scope.query_string,
-            started,
-        )
+    def _activate(self, message: Message) -> None:
+        if not message.active:
+            message.active = True
+            self.active += 1
+
+    def _find(self, message: Message) -> tuple[Route, bytes, bytes]:
+        """The route of a target that is not plainly one, with path and query."""
         try:
-            return await route.answer(request)
-        finally:
-            self.service.batcher.release(len(body))
-
-    def _find(self, method: str, path: str) -> Route:
-        route = self._routes.get(("GET" if method == "HEAD" else method, path))
+            url = httptools.parse_url(message.target)
+        except httptools.HttpParserInvalidURLError:
+            raise RequestError(400, f"{_shown(message.target)} is no target of a request") from None
+        path = url.path or b"/"
+        route = self._routes.get((message.method, path))
         if route is not None:
-            return route
-        methods = self._paths.get(path)
+            return route, path, url.query or b""
+        methods = self._paths.get(path.decode("latin-1"))
         if methods:
-            raise _UnreadError(405, f"{path} takes {', '.join(sorted(methods))}, not {method[:20]}")
-        known = ", ".join(sorted(ROUTES))
-        raise _UnreadError(404, f"there is no {path[:80]!r} here (has: {known})")
+            message.path = path.decode("latin-1")
+            takes = ", ".join(sorted(methods))
+            raise RequestError(405, f"{message.path} takes {takes}, not {_shown(message.method)}")
+        raise RequestError(404, f"there is no {_shown(path)} here (has: {', '.join(sorted(ROUTES))})")
 
-    async def _body(self, length: str | None, protocol: Any, started: float) -> bytes:
-        """The body, for whose bytes room is reserved; the caller releases it."""
+    def _admit(self, message: Message) -> None:
         settings, batcher = self.service.settings, self.service.batcher
-        most = settings.max_body_bytes
-        if length is not None and length.isdecimal() and int(length) > most:
-            raise _UnreadError(413, too_large(f"{int(length):,} bytes", most))
-        task = asyncio.current_task()
-        assert task is not None
-        reserved = int(length) if length is not None and length.isdecimal() else 0
-        if self.active > settings.max_queue or not batcher.reserve(reserved):
-            raise _UnreadError(429, FULL)
+        length = int(message.length) if message.length else 0  # the parser has seen that it is a number
+        if length > settings.max_body_bytes:
+            raise RequestError(413, too_large(f"{length:,} bytes", settings.max_body_bytes))
+        if self.active > settings.max_queue or not batcher.has_room(length):
+            raise self.full()
+        message.arriving = True
         batcher.arriving += 1
-        self._reading[task] = started + settings.body_timeout_s
-        kept = False
-        try:
-            if reserved:
-                body: bytes = await protocol()
-            else:
-                body, reserved = await self._chunks(protocol, most)
-            kept = True
-            if len(body) != reserved:
-                batcher.release(reserved - len(body))
-            return body
-        except asyncio.CancelledError:
-            if task not in self._late:
-                raise
-            if hasattr(task, "uncancel"):
-                task.uncancel()
-            raise RequestError(
-                408, f"the body did not arrive within {settings.body_timeout_s:g} s; send it faster"
-            ) from None
-        finally:
-            batcher.arriving -= 1
-            self._reading.pop(task, None)
-            self._late.discard(task)
-            if not kept:
-                batcher.release(reserved)
 
-    async def _chunks(self, protocol: Any, most: int) -> tuple[bytes, int]:
-        """A body whose length is not said in advance, and the room that is reserved for it."""
-        batcher = self.service.batcher
-        parts: list[bytes] = []
-        total = kept = 0
-        refused: RequestError | None = None
-        try:
-            async for part in protocol:
-                total += len(part)
-                if refused is None and total > most:
-                    refused = RequestError(413, too_large("more", most))
-                elif refused is None and not batcher.reserve(len(part)):
-                    refused = RequestError(429, FULL)
-                elif refused is None:
-                    kept += len(part)
-                    parts.append(part)
-                if refused is not None:
-                    parts.clear()
-                    if total > MOST_DISCARDED:
-                        raise refused
-            if refused is not None:
-                raise refused
-        except BaseException:
-            batcher.release(kept)
-            raise
-        return b"".join(parts), kept
+    def take(self, message: Message, data: bytes) -> None:
+        """Keep a part of a body, if there is room for it."""
+        assert message.route is not None
+        most = self.service.settings.max_body_bytes
+        if message.size > most:
+            message.refusal = RequestError(413, too_large("more", most))
+        elif message.route.takes_body and not self.service.batcher.reserve(len(data)):
+            message.refusal = self.full()
+        if message.refusal is not None:
+            self.release(message)
+        elif message.route.takes_body:
+            message.reserved += len(data)
+            message.parts.append(data)
 
-    async def _discard(self, protocol: Any, started: float) -> None:
-        """Read what is left of a body and keep none of it."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._reading[task] = started + self.service.settings.body_timeout_s
-        total = 0
+    def whole(self, message: Message) -> None:
+        """A request is not waited for any more: it is here, or it takes too long."""
+        if message.arriving:
+            message.arriving = False
+            self.service.batcher.arriving -= 1
+
+    def release(self, message: Message) -> None:
+        """Give back what is held for a request."""
+        self.whole(message)
+        if message.reserved:
+            self.service.batcher.release(message.reserved)
+            message.reserved = 0
+        message.parts = []
+
+    def finish(self, message: Message) -> None:
+        """A request is answered, or nobody is left to answer."""
+        self.release(message)
+        if message.active:
+            message.active = False
+            self.active -= 1
+
+    def handle(self, message: Message, connection: Connection) -> None:
+        """Answer a request, at once or later."""
+        self._activate(message)
+        if message.refusal is not None:
+            self._reply(message, connection, message.refusal.answer())
+            return
+        assert message.route is not None
+        request = HttpRequest(message.body(), message.kind, message.accept, message.query, message.started)
         try:
-            async for part in protocol:
-                total += len(part)
-                if total > MOST_DISCARDED:
-                    return
-        except asyncio.CancelledError:
-            if task not in self._late:
-                raise
-            if hasattr(task, "uncancel"):
-                task.uncancel()
+            given = message.route.answer(request)
         except Exception as error:
-            logger.debug("a body broke off: %s", error)
-        finally:
-            self._reading.pop(task, None)
-            self._late.discard(task)
+            self._reply(message, connection, _failed(error))
+            return
+        if isinstance(given, Answer):
+            self._reply(message, connection, given)
+            return
+        future: asyncio.Future[Answer] = asyncio.ensure_future(given, loop=self.service.loop)
+        self._running.add(future)
+        future.add_done_callback(partial(self._done, message, connection))
+
+    def _done(self, message: Message, connection: Connection, future: asyncio.Future[Answer]) -> None:
+        self._running.discard(future)
+        if future.cancelled():
+            self.finish(message)
+            return
+        error = future.exception()
+        self._reply(message, connection, future.result() if error is None else _failed(error))
+
+    def _reply(self, message: Message, connection: Connection, answer: Answer) -> None:
+        self.finish(message)
+        connection.answer(message, answer)
+        self.service.metrics.answered(message.path, answer.status, now() - message.started)
 
     def _sweep(self) -> None:
         self.service.loop.call_later(SWEEP_S, self._sweep)
+        self.heads.date = f"date: {formatdate(usegmt=True)}\r\n".encode()
         self.service.batcher.forget_late()
         self.service.metrics.set("recgrad_resident_bytes", resident_bytes())
-        moment = now()
-        for task, deadline in list(self._reading.items()):
-            if deadline < moment and task not in self._late:
-                self._late.add(task)
-                task.cancel()
+        self._look(now())
+
+    def _look(self, moment: float) -> None:
+        limit_s = self.service.settings.body_timeout_s
+        for connection in list(self._connections):
+            connection.sweep(moment, limit_s)
 
 
-class _UnreadError(RequestError):
-    """An answer that is given before the body was read."""
+def _failed(error: BaseException) -> Answer:
+    if isinstance(error, RequestError):
+        return error.answer()
+    logger.error("a request failed", exc_info=error)
+    return RequestError(500, "the server failed; its log has more").answer()
+
+
+def _shown(text: Any) -> str:
+    """What a client sent, cut and safe to print."""
+    return ascii(text[:80].decode("latin-1"))
 
 
 def too_large(size: str, most: int) -> str:

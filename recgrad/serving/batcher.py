@@ -1,9 +1,11 @@
 """Scores concurrent requests together.
 
 Whatever has come when the model is free is one batch, so nothing waits for a full one. Only while
-other requests are arriving does a batch wait for them, for a bounded time. A batch that takes a
-few milliseconds is scored on the event loop's own thread: to hand it to another one and back costs
-more than others lose who wait meanwhile. Longer ones have a thread of their own.
+other requests are arriving, and the batch is small, does it wait for them, for a bounded time. A
+client that is alone is answered as soon as its request is read. Batches of a few milliseconds are
+scored on the event loop's own thread, one after another with a look at the network in between: to
+hand them to another thread and back costs more than others lose who wait meanwhile. Requests that
+take longer have a thread of their own.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ W = TypeVar("W", bound="Waiting[Any]")
 
 INLINE_S = 0.01
 """The longest batch, as far as one can tell, that is scored on the event loop's thread."""
-WAIT_STEP_S = 0.0002
+CALL_ROWS = 24
+"""A call of the model costs about so many rows more than it has."""
 
 
 @dataclass(eq=False)
@@ -56,7 +59,7 @@ class Batcher(Generic[W, A]):
         settings: the bounds.
         metrics: takes sizes and times.
         loop: where futures are set.
-        row_s: about what a row takes.
+        row_s: about what a row takes, in a batch of many.
     """
 
     def __init__(
@@ -77,15 +80,17 @@ class Batcher(Generic[W, A]):
         self._waiting: set[W] = set()
         self._fresh: list[W] = []
         self._fresh_since = 0.0
+        self._flushing = False
         self._queue: queue.SimpleQueue[list[W] | None] = queue.SimpleQueue()
         self._queued = 0  # batches that the thread has, or is about to have
         self._row_s = row_s
         self._busy_since: float | None = None
-        self._last_requests = 1  # of the batch before
         self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
         self.held_bytes = 0
         self.arriving = 0
         """Requests whose bodies are being read; they will be submitted soon."""
+        self.clients = 1
+        """Connections that are open."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -108,9 +113,13 @@ class Batcher(Generic[W, A]):
         """Requests without an answer."""
         return len(self._waiting)
 
+    def has_room(self, size: int) -> bool:
+        """Whether `size` bytes more may be held."""
+        return self.held_bytes + size <= self._settings.max_queue_bytes
+
     def reserve(self, size: int) -> bool:
         """Take room for `size` bytes; False when there is none."""
-        if self.held_bytes + size > self._settings.max_queue_bytes:
+        if not self.has_room(size):
             return False
         self.held_bytes += size
         return True
@@ -122,20 +131,20 @@ class Batcher(Generic[W, A]):
     def submit(self, waiting: W) -> None:
         """Take a request up."""
         self._waiting.add(waiting)
-        self._fresh.append(waiting)
-        if len(self._fresh) == 1:
+        if not self._fresh:
             self._fresh_since = time.monotonic()
-            self._loop.call_soon(self._flush)
+        self._fresh.append(waiting)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)  # after what else has come from the network by now
 
     def answer_alone(self, waiting: W) -> A | None:
-        """The answer at once, without a turn of the event loop; None if it may have company.
+        """The answer at once, without a turn of the event loop; None if it must be submitted.
 
-        It may have company, and is submitted then, if other bodies are arriving, or if the batch
-        before was of several requests.
+        It must be where there are other clients, whose requests may come together with this one, or where
+        it takes long.
         """
-        if self._fresh or self._queued or self.arriving or self._last_requests > 1:
-            return None
-        if waiting.rows * self._row_s > INLINE_S:
+        if self.clients > 1 or self._fresh or self._queued or self._seconds(waiting.rows) > INLINE_S:
             return None
         return self._answers([waiting])[0]
 
@@ -147,20 +156,34 @@ class Batcher(Generic[W, A]):
         self._metrics.set("recgrad_queue_requests", len(self._waiting))
         self._metrics.set("recgrad_queue_bytes", self.held_bytes)
 
+    def _seconds(self, rows: int) -> float:
+        """About what a batch takes."""
+        return self._row_s * (rows + CALL_ROWS)
+
     def _flush(self) -> None:
         """Score what has come, here or on the thread."""
-        left = self._fresh_since + self._settings.max_wait_ms / 1000 - time.monotonic()
-        rows = sum(waiting.rows for waiting in self._fresh)
-        if self.arriving > 0 and left > 0 and rows < self._settings.batch_rows:
-            self._loop.call_later(min(left, WAIT_STEP_S), self._flush)
-            return
-        batch, self._fresh = self._fresh, []
-        if self._queued or rows * self._row_s > INLINE_S:
+        max_wait_s = self._settings.max_wait_ms / 1000
+        if self.arriving > 0 and time.monotonic() < self._fresh_since + max_wait_s:
+            rows = sum(waiting.rows for waiting in self._fresh)
+            if self._seconds(rows) < max_wait_s and rows < self._settings.batch_rows:
+                self._loop.call_soon(self._flush)
+                return
+        if self._queued or self._seconds(self._fresh[0].rows) > INLINE_S:
+            batch, self._fresh = self._fresh, []
+            self._flushing = False
             self._queued += 1
             self._queue.put(batch)
             return
-        for part in parts(batch, self._settings.batch_rows):
-            self._deliver(part, self._answers(part))
+        most = self._settings.batch_rows
+        if self._row_s:
+            most = min(most, int(INLINE_S / self._row_s))
+        part = next(parts(self._fresh, most))
+        self._fresh = self._fresh[len(part) :]
+        live = [waiting for waiting in part if not waiting.future.done()]
+        self._deliver(live, self._answers(live) if live else [])
+        self._flushing = bool(self._fresh)
+        if self._flushing:
+            self._loop.call_soon(self._flush)
 
     def _deliver(self, batch: Sequence[W], answers: Sequence[A]) -> None:
         for waiting, answer in zip(batch, answers):
@@ -201,11 +224,9 @@ class Batcher(Generic[W, A]):
             logger.exception("a batch could not be scored")
             answers = [self._late] * len(batch)
         seconds = time.monotonic() - started
-        self._last_requests = len(batch)
         rows = sum(waiting.rows for waiting in batch)
-        if rows:
-            took = seconds / rows
-            self._row_s += (0.5 if took > self._row_s else 0.05) * (took - self._row_s)
+        took = seconds / (rows + CALL_ROWS)
+        self._row_s += (0.5 if took > self._row_s else 0.05) * (took - self._row_s)
         metrics = self._metrics
         metrics.observe("recgrad_scoring_seconds", seconds)
         metrics.observe("recgrad_batch_requests", len(batch))

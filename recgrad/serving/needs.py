@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from recgrad.errors import RecgradError
 
-PACKAGES = ("granian", "msgspec", "onnxruntime")
+PACKAGES = ("httptools", "msgspec", "onnxruntime", "uvloop")
 
 
 def check_extra() -> None:

@@ -21,6 +21,7 @@ import pyarrow as pa
 from recgrad.calibration.stored import CALIBRATION, Calibration, read_calibration
 from recgrad.config import load_config
 from recgrad.config.files import named_files
+from recgrad.data.arrow_columns import as_array
 from recgrad.data.encoded import Encoded
 from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
@@ -136,7 +137,7 @@ class _Part:
         of_user, of_items = self._split(frozenset(user.schema.names), frozenset(items.schema.names))
         missing = [name for name in of_items.columns if name in user.schema.names]
         if missing:
-            every = pa.array(np.zeros(items.num_rows, np.int64))
+            every = as_array(np.zeros(items.num_rows, np.int64))
             for name in missing:
                 items = items.append_column(name, user.column(name).take(every))
         user_faults, faults = Faults(), Faults()

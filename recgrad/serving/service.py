@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from recgrad.serving.answers import ARROW, JSON, Answer, RequestError
 from recgrad.serving.batcher import Batcher, Waiting
@@ -25,8 +25,7 @@ ARROW_ROW_BYTES = 128
 LATE = RequestError(504, "the request waited longer than --timeout_s; send fewer at a time, or add workers")
 
 
-@dataclass(frozen=True)
-class HttpRequest:
+class HttpRequest(NamedTuple):
     """A request as routes see it.
 
     Attributes:
@@ -98,8 +97,8 @@ class Service:
         self.holder.stop()
         self._aside.shutdown(wait=False)
 
-    async def score(self, request: HttpRequest) -> Answer:
-        """The scores of a request, computed together with others."""
+    def score(self, request: HttpRequest) -> Answer | asyncio.Future[Answer]:
+        """The scores of a request: at once, or computed together with others."""
         deadline = request.started + self.settings.timeout_s
         body = Body(request.body, request.kind, lambda: self.decode(request), query=bool(request.query))
         rows = about_rows(request)
@@ -110,7 +109,7 @@ class Service:
         if answer is not None:
             return answer
         self.batcher.submit(asked)
-        return await asked.future
+        return asked.future
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """A function on a thread beside the scoring one: for what is rare and takes longer.

@@ -12,6 +12,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -21,6 +22,8 @@ from recgrad.errors import RecgradError
 from recgrad.terminal import say
 
 EXIT_CANNOT_SERVE = 2
+WRITING_S = 1.0
+"""How long clients have to take answers that are written already, at the end."""
 
 
 def main() -> int:
@@ -29,7 +32,9 @@ def main() -> int:
     _speak(f"worker {task['worker'] + 1}: ")
     status = os.fdopen(task["status"], "w")
     try:
-        asyncio.run(_serve(task, status))
+        from recgrad.serving.listening import run
+
+        run(_serve(task, status))
     except RecgradError as error:
         _tell(status, {"error": str(error)})
         return EXIT_CANNOT_SERVE
@@ -37,12 +42,10 @@ def main() -> int:
 
 
 async def _serve(task: dict[str, Any], status: Any) -> None:
-    from granian.http import HTTP1Settings
-    from granian.server.embed import Server
-
     from recgrad.serving.app import Application
     from recgrad.serving.following import load_following
     from recgrad.serving.holder import ModelHolder
+    from recgrad.serving.listening import listen
     from recgrad.serving.metrics import Metrics
     from recgrad.serving.routes import ROUTES
     from recgrad.serving.scorer import Scorer
@@ -71,36 +74,26 @@ async def _serve(task: dict[str, Any], status: Any) -> None:
     loop = asyncio.get_running_loop()
     service = Service(settings, holder, metrics, loop)
     app = Application(service)
-    server = Server(
-        app,
-        settings.host,
-        settings.port,
-        backlog=1024,
-        backpressure=settings.max_queue + 64,
-        http1_settings=HTTP1Settings(header_read_timeout=int(settings.body_timeout_s * 1000)),
-        websockets=False,
-        log_enabled=False,
-    )
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
     threading.Thread(target=_follow_supervisor, args=(loop, ending), daemon=True).start()
+    _raise_file_limit()
     sys.setswitchinterval(0.001)  # so that the event loop does not wait long for the scoring thread
     gc.collect()
     gc.freeze()  # the model stays; looking at it again and again would cost milliseconds
     service.start()
-    app.start()
-    serving = asyncio.create_task(server.serve())
+    server = await listen(app, settings.host, settings.port)
     holder.follow(settings.poll_s)
     if deltas is not None:
         deltas.start()
     metrics.count("recgrad_worker_starts_total")
     metrics.set("recgrad_model_loaded_seconds", holder.loaded_at)
-    loop.call_later(0.05, _tell, status, {"ready": holder.current.version})
-    await asyncio.wait({serving, asyncio.create_task(ending.wait())}, return_when=asyncio.FIRST_COMPLETED)
-    service.draining = True
-    server.stop()  # type: ignore[no-untyped-call]
-    await _drained(app, serving, settings.drain_s)
+    _tell(status, {"ready": holder.current.version})
+    await ending.wait()
+    server.close()
+    app.drain()
+    await _drained(app, settings.drain_s)
     service.stop()
 
 
@@ -119,8 +112,8 @@ def _follow_deltas(holder: Any, metrics: Any, settings: Any) -> Any:
     return DeltaThread(lambda: holder.current.scorer, settings.poll_s, applied)
 
 
-async def _drained(app: Any, serving: asyncio.Task[None], most_s: float) -> None:
-    """Wait for requests in flight."""
+async def _drained(app: Any, most_s: float) -> None:
+    """Wait for requests in flight, and for clients to take their answers."""
     loop = asyncio.get_running_loop()
     until = loop.time() + most_s
     while app.active and loop.time() < until:
@@ -129,7 +122,9 @@ async def _drained(app: Any, serving: asyncio.Task[None], most_s: float) -> None
         logging.getLogger("recgrad.serving").warning(
             "%d requests were still without an answer after --drain_s %g", app.active, most_s
         )
-    await asyncio.wait({serving}, timeout=1.0)
+    until = loop.time() + WRITING_S
+    while app.connections and loop.time() < until:
+        await asyncio.sleep(0.01)
 
 
 def _follow_supervisor(loop: asyncio.AbstractEventLoop, ending: asyncio.Event) -> None:
@@ -137,6 +132,16 @@ def _follow_supervisor(loop: asyncio.AbstractEventLoop, ending: asyncio.Event) -
     while os.read(0, 1):  # not through sys.stdin, whose lock would be held at the end
         pass
     loop.call_soon_threadsafe(ending.set)
+
+
+def _raise_file_limit() -> None:
+    """Let every connection have its descriptor."""
+    from recgrad.serving.app import MAX_CONNECTIONS
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + 1024
+    if 0 <= soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard < 0 else min(wanted, hard), hard))
 
 
 def _tell(status: Any, message: dict[str, Any]) -> None:

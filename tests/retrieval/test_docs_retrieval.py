@@ -45,7 +45,7 @@ def ask(url: str, body: str) -> dict:
 @pytest.mark.slow
 def test_ten_commands(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
-    pytest.importorskip("granian")
+    pytest.importorskip("uvloop")
     monkeypatch.chdir(project)
     page = (ROOT / "docs" / "retrieval.md").read_text().replace("8000", str(free_port()))
     block = re.search(r"```sh\n(.*?)```", page, re.DOTALL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import os
 import socket
 import threading
 import time
@@ -20,7 +19,7 @@ import pyarrow.compute as pc
 
 from recgrad.data.faults import Faults
 from recgrad.data.features.spec import FeatureSpec, Kind
-from recgrad.serving.app import Application
+from recgrad.serving.app import MAX_CONNECTIONS, Application
 from recgrad.serving.holder import ModelHolder
 from recgrad.serving.metrics import Metrics
 from recgrad.serving.routes import ROUTES
@@ -153,12 +152,11 @@ def free_port() -> int:
 
 @contextmanager
 def running(holder: ModelHolder, **limits: Any) -> Iterator[Running]:
-    """Serve a holder's model."""
-    from granian.http import HTTP1Settings
-    from granian.server.embed import Server
+    """Serve a holder's model; `max_connections` beside the limits of the settings."""
+    from recgrad.serving.listening import listen, run
 
+    most = limits.pop("max_connections", MAX_CONNECTIONS)
     settings = ServerSettings(bundle="fake", port=free_port(), **limits)
-    threads = len(os.listdir("/proc/self/task"))
     ready: list[Running] = []
     stop: list[Any] = []
     started = threading.Event()
@@ -167,49 +165,26 @@ def running(holder: ModelHolder, **limits: Any) -> Iterator[Running]:
         loop = asyncio.get_running_loop()
         metrics = Metrics(None, sorted({name.partition(" ")[2] for name in ROUTES}))
         service = Service(settings, holder, metrics, loop)
-        app = Application(service)
-        server = Server(
-            app,
-            settings.host,
-            settings.port,
-            http1_settings=HTTP1Settings(header_read_timeout=5000),
-            websockets=False,
-            log_enabled=False,
-            backlog=1024,
-        )
+        app = Application(service, most)
         service.start()
-        app.start()
+        ending = asyncio.Event()
+        server = await listen(app, settings.host, settings.port)
         ready.append(Running(service, app, settings.port))
-        stop.append(lambda: loop.call_soon_threadsafe(server.stop))
-        loop.call_later(0.02, started.set)
-        await server.serve()
+        stop.append(lambda: loop.call_soon_threadsafe(ending.set))
+        started.set()
+        await ending.wait()
+        server.close()
+        app.drain()
         service.stop()
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread = threading.Thread(target=lambda: run(serve()), daemon=True)
     thread.start()
     assert started.wait(20)
-    wait_for_port(settings.port)
     try:
         yield ready[0]
     finally:
         stop[0]()
         thread.join(20)
-        # The server's own threads must be gone before the interpreter ends, or they bring it down.
-        until = time.monotonic() + 0.5
-        while len(os.listdir("/proc/self/task")) > threads and time.monotonic() < until:
-            time.sleep(0.01)
-
-
-def wait_for_port(port: int, most_s: float = 20.0) -> None:
-    until = time.monotonic() + most_s
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.02)
 
 
 def fake_holder(scorer: Scorer | None = None, **settings: Any) -> ModelHolder:

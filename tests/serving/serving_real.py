@@ -65,7 +65,7 @@ def golden() -> pa.Table:
 def write_real_bundle(folder: Path, *, deltas: dict[str, Any] | None = None) -> Path:
     """A bundle of a model with ids, numbers, texts and lists; `deltas`: where its stream stands."""
     pytest.importorskip("onnxruntime")
-    pytest.importorskip("granian")
+    pytest.importorskip("uvloop")
     registration = pytest.importorskip("torch.onnx._internal.exporter._registration")
     from recgrad.data.features.build import features_of
     from recgrad.export.bundle import write_bundle

@@ -21,19 +21,19 @@ def batcher(loop: asyncio.AbstractEventLoop, sizes: list[int], row_s: float = 0.
     return Batcher(answer, -1, settings=ServerSettings("b"), metrics=metrics, loop=loop, row_s=row_s)
 
 
-def test_a_request_without_company_is_answered_at_once() -> None:
+def test_a_client_that_is_alone_is_answered_at_once() -> None:
     async def run() -> None:
         loop, sizes = asyncio.get_running_loop(), list[int]()
         own = batcher(loop, sizes)
         assert own.answer_alone(Own(loop.create_future(), 0, 1e18, rows=3)) == 3
-        own.arriving = 1
+        own.clients = 2
         assert own.answer_alone(Own(loop.create_future(), 0, 1e18, rows=3)) is None
         assert sizes == [1]
 
     asyncio.run(run())
 
 
-def test_after_a_batch_of_several_the_next_request_waits_for_company() -> None:
+def test_what_comes_in_one_turn_is_scored_together() -> None:
     async def run() -> None:
         loop, sizes = asyncio.get_running_loop(), list[int]()
         own = batcher(loop, sizes)
@@ -43,11 +43,45 @@ def test_after_a_batch_of_several_the_next_request_waits_for_company() -> None:
         third = Own(loop.create_future(), 0, 1e18, rows=5)
         assert own.answer_alone(third) is None, "others wait already"
         assert await asyncio.gather(*(waiting.future for waiting in both)) == [1, 2]
-        assert own.answer_alone(third) is None
         own.submit(third)
         assert await third.future == 5
         assert own.answer_alone(Own(loop.create_future(), 0, 1e18, rows=7)) == 7
         assert sizes == [2, 1, 1]
+
+    asyncio.run(run())
+
+
+def test_long_batches_are_scored_in_parts_with_the_network_in_between() -> None:
+    async def run() -> None:
+        loop, sizes = asyncio.get_running_loop(), list[int]()
+        own = batcher(loop, sizes, row_s=INLINE_S / 100)
+        many = [Own(loop.create_future(), 0, 1e18, rows=40) for _ in range(6)]
+        for waiting in many:
+            own.submit(waiting)
+        await many[0].future
+        assert sizes == [2], "the rest waits for its turn"
+        assert await asyncio.gather(*(waiting.future for waiting in many)) == [40] * 6
+        assert sum(sizes) == 6
+
+    asyncio.run(run())
+
+
+def test_a_small_batch_waits_for_what_arrives_but_not_for_long() -> None:
+    async def run() -> None:
+        loop, sizes = asyncio.get_running_loop(), list[int]()
+        own = batcher(loop, sizes)
+        first, second = (Own(loop.create_future(), 0, 1e18, rows=n) for n in (1, 2))
+        own.arriving = 1
+        own.submit(first)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        own.arriving = 0
+        own.submit(second)
+        assert await asyncio.gather(first.future, second.future) == [1, 2]
+        own.arriving = 1  # and never comes
+        own.submit(third := Own(loop.create_future(), 0, 1e18, rows=3))
+        assert await third.future == 3
+        assert sizes == [2, 1]
 
     asyncio.run(run())
 

@@ -41,7 +41,7 @@ def environment(**more: str) -> dict[str, str]:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_the_five_commands_of_the_page(tmp_path: Path) -> None:
-    pytest.importorskip("granian")
+    pytest.importorskip("uvloop")
     pytest.importorskip("onnxscript")
     block = PAGE[PAGE.index("```\n") + 4 :]
     lines = block[: block.index("```")].splitlines()

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from recgrad.data.features.columns import Values
 from recgrad.data.features.text import Mask, Text, parse_ints
@@ -124,7 +123,7 @@ class Vocabulary:
             raise ValueError("ids of a vocabulary must not be negative")
         self.num_rows = max(num_rows, highest + 1)
         self.unknown = unknown
-        self.words = Text.of(pa.array(list(ids), pa.large_string()))
+        self.words = Text.of_words(list(ids))
         self.word_ids = np.fromiter(ids.values(), np.int64, len(ids))
         size = 1 << max(3, (2 * len(ids) - 1).bit_length())
         self.slots = _fill_slots(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recgrad.data.arrow_columns import as_array
 from recgrad.data.features.text import Floats, Mask, Text, cut, halve
 from recgrad.data.hashing import Ints
 from recgrad.kernels import cached_njit
@@ -176,7 +177,7 @@ def read_pairs(array: pa.Array, separator: str, colon: str = ":") -> tuple[Bags,
     """
     if array.type.id == pa.lib.Type_MAP:
         index, offsets = _map_entries(array)
-        at = pa.array(index)
+        at = as_array(index)
         keys, items = read_bags(array.keys.take(at), None), read_bags(array.items.take(at), None)
         has = np.ones(len(index), np.bool_) if items.offsets is None else np.diff(items.offsets) > 0
         values = items.values
@@ -201,11 +202,11 @@ def nest(inner: Bags, offsets: Ints) -> Bags:
 
 def list_offsets(array: pa.Array) -> Ints:
     """Where each row's items begin in `array.flatten()`, which skips what nulls cover."""
-    lengths = pc.list_value_length(array)
-    if lengths.null_count:
-        lengths = lengths.fill_null(0)
+    lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
+    if lengths.dtype.kind == "f":  # a null is NaN there
+        lengths = np.nan_to_num(lengths).astype(np.int64)
     offsets = np.zeros(len(array) + 1, np.int64)
-    np.cumsum(lengths.to_numpy(zero_copy_only=False), out=offsets[1:])
+    np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 

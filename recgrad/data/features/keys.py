@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recgrad.data.arrow_columns import as_array
 from recgrad.data.features.buckets import Report, whole_numbers
 from recgrad.data.features.columns import Bags, Values
 from recgrad.data.features.functions import fold
@@ -33,10 +34,10 @@ def keys_of(values: Values, report: Report) -> Text:
     if missing.any():
         report(missing, "key {value} is not a number", values[missing], "leave such rows null")
     whole = (np.floor(values) == values) & (np.abs(values) < 2.0**63)
-    texts = pa.array(values).cast(pa.large_string())
+    texts = as_array(values).cast(pa.large_string())
     if whole.any():  # Arrow writes large ones with an exponent
-        numbers = pa.array(np.where(whole, values, 0).astype(np.int64)).cast(pa.large_string())
-        texts = pc.if_else(pa.array(whole), numbers, texts)
+        numbers = as_array(np.where(whole, values, 0).astype(np.int64)).cast(pa.large_string())
+        texts = pc.if_else(as_array(whole), numbers, texts)
     return Text.of(texts)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from recgrad.data.features.buckets import Boundaries, Bucketizer, Report
 from recgrad.data.features.columns import Bags, Values
@@ -90,7 +89,7 @@ class IdOutput:
         self.default_ids = np.empty(0, np.int64)
         self.default_weights = np.empty(0, np.float32)
         if default:
-            text = Text.of(pa.array(default, pa.large_string()))
+            text = Text.of_words(default)
             weights = np.ones(len(text))
             if weighted:
                 text, weight_text, has = halve(text, ":")
@@ -191,7 +190,7 @@ class FloatOutput:
         self.double = False  # keep float64: whole seconds since 1970 have no room in float32
         self.default = np.empty(0, np.float64)
         if default:
-            text = Text.of(pa.array(default, pa.large_string()))
+            text = Text.of_words(default)
             self.default = numbers_of(text, refuse)
             if not np.isfinite(self.default).all():
                 raise ValueError(f"a default value must be finite, got {default}")

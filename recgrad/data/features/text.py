@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numba
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recgrad.data.arrow_columns import as_array
 from recgrad.data.hashing import Bytes, Ints, string_spans
 from recgrad.kernels import cached_njit
 
@@ -68,7 +70,14 @@ class Text:
     @staticmethod
     def of_ints(values: Ints) -> Text:
         """Integers as decimal text."""
-        return Text.of(pa.array(values).cast(pa.string()))
+        return Text.of(as_array(values).cast(pa.string()))
+
+    @staticmethod
+    def of_words(words: Sequence[str]) -> Text:
+        """Texts of Python's own; Arrow would import pandas for them, where that is installed."""
+        encoded = [word.encode() for word in words]
+        offsets = np.array([0, *accumulate(map(len, encoded))], np.int64)
+        return Text(np.frombuffer(b"".join(encoded), np.uint8), offsets[:-1], offsets[1:], ordered=True)
 
 
 def cut(text: Text, separator: str) -> tuple[Text, Ints | None]:

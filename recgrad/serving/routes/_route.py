@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable
 from typing import ClassVar
 
 from recgrad.registry import Registry
@@ -24,8 +25,8 @@ class Route(ABC):
         self.service = service
 
     @abstractmethod
-    async def answer(self, request: HttpRequest) -> Answer:
-        """The answer; a RequestError that is raised is one too."""
+    def answer(self, request: HttpRequest) -> Answer | Awaitable[Answer]:
+        """The answer, at once if it is quick; a RequestError that is raised is one too."""
 
 
 ROUTES: Registry[type[Route]] = Registry("route", "recgrad.serving.routes")

@@ -11,7 +11,7 @@ from recgrad.serving.service import HttpRequest
 class Healthz(Route):
     """Whether the worker is alive: 200, or 503 when it should be started again."""
 
-    async def answer(self, request: HttpRequest) -> Answer:
+    def answer(self, request: HttpRequest) -> Answer:
         alive = self.service.batcher.alive
         return json_answer({"status": "alive" if alive else "stuck"}, 200 if alive else 503)
 
@@ -20,7 +20,7 @@ class Healthz(Route):
 class Readyz(Route):
     """Whether the worker takes requests: 200, or 503 while it drains."""
 
-    async def answer(self, request: HttpRequest) -> Answer:
+    def answer(self, request: HttpRequest) -> Answer:
         service = self.service
         if service.draining:
             return json_answer({"status": "draining"}, 503)

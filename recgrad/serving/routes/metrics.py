@@ -11,6 +11,6 @@ from recgrad.serving.service import HttpRequest
 class MetricsText(Route):
     """Counters of all workers, for Prometheus."""
 
-    async def answer(self, request: HttpRequest) -> Answer:
+    def answer(self, request: HttpRequest) -> Answer:
         text = self.service.metrics.text()
         return Answer(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")

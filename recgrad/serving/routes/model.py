@@ -18,7 +18,7 @@ from recgrad.version import __version__
 class ModelCard(Route):
     """What is served: features, tasks, metrics, versions, and a row to try."""
 
-    async def answer(self, request: HttpRequest) -> Answer:
+    def answer(self, request: HttpRequest) -> Answer:
         holder = self.service.holder
         served = holder.current
         card = {

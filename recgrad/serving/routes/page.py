@@ -21,7 +21,7 @@ class Page(Route):
         html = resources.files("recgrad.serving.page").joinpath("index.html").read_text("utf-8")
         self._answer = Answer(200, html.encode(), "text/html; charset=utf-8", page_headers(html))
 
-    async def answer(self, request: HttpRequest) -> Answer:
+    def answer(self, request: HttpRequest) -> Answer:
         return self._answer
 
 

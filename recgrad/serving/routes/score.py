@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from recgrad.serving.answers import Answer
 from recgrad.serving.routes._route import ROUTES, Route
 from recgrad.serving.service import HttpRequest
@@ -13,5 +15,5 @@ class Score(Route):
 
     takes_body = True
 
-    async def answer(self, request: HttpRequest) -> Answer:
-        return await self.service.score(request)
+    def answer(self, request: HttpRequest) -> Answer | Awaitable[Answer]:
+        return self.service.score(request)
