@@ -14,8 +14,10 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 SCRIPT = """
 wrk.method = "POST"
@@ -63,6 +65,13 @@ class Load:
     full: int
     failed: int
     requests: int
+
+
+def median_load(loads: Sequence[Load]) -> Load:
+    """Medians of several loads, and sums of what is counted."""
+    middle = {name: median(getattr(one, name) for one in loads) for name in ("per_second", "p50", "p99")}
+    counts = {name: sum(getattr(one, name) for one in loads) for name in ("full", "failed", "requests")}
+    return Load(**middle, **counts)
 
 
 def has_wrk() -> bool:

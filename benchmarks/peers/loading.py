@@ -1,7 +1,6 @@
 """Loads a bundle in a fresh process and reads some of its rows: seconds and resident bytes as JSON.
 
-Seconds are those of all imports and of loading; memory is counted from after the imports. Packages are
-those of `recgrad[serve]`: pyarrow and numba import pandas and scipy where they are, which it does not bring.
+Seconds are those of all imports and of loading; memory is counted from after the imports.
 
 python benchmarks/peers/loading.py BUNDLE ROWS.parquet
 """
@@ -12,22 +11,9 @@ import time
 
 START = time.perf_counter()
 
-import sys  # noqa: E402
-from importlib.abc import MetaPathFinder  # noqa: E402
-
-
-class Without(MetaPathFinder):
-    """Hides packages."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name in ("pandas", "scipy"):
-            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
-
-
-sys.meta_path.insert(0, Without())
-
 import json  # noqa: E402
 import os  # noqa: E402
+import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402

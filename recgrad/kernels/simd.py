@@ -369,7 +369,8 @@ load_u8, store_u8 = _plain(types.uint8, _I8, 1)
 load_s8, _ = _plain(types.int8, _I8, 1)
 load_u16, _ = _plain(types.uint16, _I16, 2)
 load_u32, _ = _plain(types.uint32, _I32, 4)
-load_f64, _ = _plain(types.float64, _DOUBLE, 8)
+load_f64, store_f64 = _plain(types.float64, _DOUBLE, 8)
+load_word, _ = _plain(types.uint64, _I64, 1)
 
 
 @intrinsic

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from recgrad.kernels import cached_njit
+from recgrad.kernels.simd import address, load_u8, load_word, store_f64, store_i64, store_u8
+from recgrad.serving.json_numbers import EXACT, quotient_of, read_number
 
 # What the values of a column are.
 INT, FLOAT, TEXT, BOOL, OTHER = 0, 1, 2, 3, 4
@@ -26,20 +28,19 @@ CODE, FIRST, ROWS, USER, USER_END, NULLS, HIGH = 0, 1, 2, 3, 4, 5, 6
 FOUND = 7
 HAS_HIGH, HAS_HARD = 128, 256
 
-_EXACT = np.array([10.0**power for power in range(23)])
-"""Powers of ten that a float holds exactly."""
 _MANTISSA = 1 << 53
-_MOST_DIGITS = 18
-"""Decimal digits that an int64 always holds."""
-_SPLIT = float((1 << 27) + 1)
-_QUOTE, _BACKSLASH, _COLON, _COMMA, _MINUS, _PLUS, _DOT, _ZERO = 34, 92, 58, 44, 45, 43, 46, 48
+_QUOTE, _BACKSLASH, _COLON, _COMMA, _MINUS, _ZERO = 34, 92, 58, 44, 45, 48
 _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST = 123, 125, 91, 93
+_BLANK = 32
 
 
 @cached_njit(nogil=True)
 def _space(text: Any, at: Any, end: Any) -> Any:
     """The first place from `at` on that is no white space."""
-    while at < end and (text[at] == 32 or text[at] == 10 or text[at] == 13 or text[at] == 9):
+    while at < end:
+        byte = load_u8(text + at)
+        if byte > _BLANK or (byte != _BLANK and byte != 10 and byte != 13 and byte != 9):
+            break
         at += 1
     return at
 
@@ -50,10 +51,10 @@ def _string(text: Any, at: Any, end: Any) -> Any:
     high = 0
     at += 1
     while at < end:
-        byte = text[at]
+        byte = load_u8(text + at)
         if byte == _QUOTE:
             return at, high
-        if byte == _BACKSLASH or byte < 32:
+        if byte == _BACKSLASH or byte < _BLANK:
             return -1, high
         high |= byte & 128
         at += 1
@@ -61,13 +62,19 @@ def _string(text: Any, at: Any, end: Any) -> Any:
 
 
 @cached_njit(nogil=True)
-def _same(text: Any, at: Any, end: Any, names: Any, begin: Any, stop: Any) -> Any:
-    """Whether a span of the body is a name."""
-    if end - at != stop - begin:
-        return False
-    for i in range(end - at):  # noqa: SIM110 - a generator is not compiled
-        if text[at + i] != names[begin + i]:
+def _equal(a: Any, b: Any, size: Any) -> Any:
+    """Whether `size` bytes at two addresses are the same."""
+    at = 0
+    while at + 8 <= size:
+        if load_word(a + at) != load_word(b + at):
             return False
+        at += 8
+    if at < size and size >= 8:  # the last eight, of which some were seen already
+        return load_word(a + size - 8) == load_word(b + size - 8)
+    while at < size:
+        if load_u8(a + at) != load_u8(b + at):
+            return False
+        at += 1
     return True
 
 
@@ -77,225 +84,157 @@ def _word(text: Any, at: Any, end: Any, word: Any) -> Any:
     if end - at < len(word):
         return -1
     for i in range(len(word)):
-        if text[at + i] != word[i]:
+        if load_u8(text + at + i) != word[i]:
             return -1
     return at + len(word)
 
 
-@cached_njit(nogil=True)
-def _digits(text: Any, at: Any, end: Any, mantissa: Any, digits: Any) -> Any:
-    """(place after them, mantissa, count) with the digits from `at` on; zeros in front do not count.
-
-    Digits beyond the 18th are counted alone.
-    """
-    while at < end:
-        digit = np.int64(text[at]) - _ZERO
-        if digit < 0 or digit > 9:
-            break
-        if digits < _MOST_DIGITS:
-            mantissa = mantissa * 10 + digit
-        digits += mantissa > 0
-        at += 1
-    return at, mantissa, digits
-
-
-@cached_njit(nogil=True)
-def _number(text: Any, at: Any, end: Any) -> Any:
-    """(place after it, digits as an integer, power of ten, negative, kind) of a number.
-
-    kind: 0 an integer, 1 with a fraction or exponent, 2 one that has too many digits for exactness here.
-    The place is −1 where it is no number of JSON.
-    """
-    negative = text[at] == _MINUS
-    if negative:
-        at += 1
-    first = at
-    at, mantissa, digits = _digits(text, at, end, np.int64(0), 0)
-    if at == first or (text[first] == _ZERO and at - first > 1):
-        return -1, mantissa, 0, negative, 0
-    power, kind = 0, 0
-    if at < end and text[at] == _DOT:
-        at += 1
-        first, kind, before = at, 1, digits
-        at, mantissa, digits = _digits(text, at, end, mantissa, digits)
-        power = first - at + (digits - max(before, _MOST_DIGITS) if digits > _MOST_DIGITS else 0)
-        if at == first:
-            return -1, mantissa, 0, negative, 0
-    if at < end and (text[at] == 101 or text[at] == 69):
-        at += 1
-        kind = 1
-        down = at < end and text[at] == _MINUS
-        if at < end and (text[at] == _MINUS or text[at] == _PLUS):
-            at += 1
-        first, exponent = at, 0
-        while at < end and _ZERO <= text[at] <= _ZERO + 9:
-            exponent = min(exponent * 10 + (text[at] - _ZERO), 100_000)
-            at += 1
-        if at == first:
-            return -1, mantissa, 0, negative, 0
-        power += -exponent if down else exponent
-    if digits > _MOST_DIGITS:
-        kind = 2
-    return at, mantissa, power, negative, kind
-
-
-@cached_njit(nogil=True)
-def _halves(value: Any) -> Any:
-    """A float as the exact sum of two of 26 bits (Veltkamp)."""
-    scaled = _SPLIT * value
-    high = scaled - (scaled - value)
-    return high, value - high
-
-
-@cached_njit(nogil=True)
-def _quotient(mantissa: Any, divisor: Any) -> Any:
-    """(mantissa / divisor rounded once, whether that is certain), of up to 18 digits and a power up to 10^22.
-
-    The quotient of the leading 53 bits is corrected by its exact remainder (Dekker's product) and the bits
-    that are left. Only next to the middle between two floats might the correction itself round wrongly.
-    """
-    lead = np.float64(mantissa)
-    rest = np.float64(mantissa - np.int64(lead))
-    quotient = lead / divisor
-    a, b = _halves(quotient)
-    c, d = _halves(divisor)
-    product = quotient * divisor
-    error = ((a * c - product) + a * d + b * c) + b * d
-    correction = (((lead - product) - error) + rest) / divisor
-    value = quotient + correction
-    lost = abs(correction - (value - quotient))
-    step = np.nextafter(value, np.inf) - value
-    middle = step / 2 if np.nextafter(value, 0.0) + step == value else step / 4  # closer below a power of two
-    return value, lost < middle * (1 - 1e-9)
-
-
 @cached_njit(nogil=True, inline="always")
-def _value(
-    text: Any,
-    at: Any,
-    end: Any,
-    kind: Any,
-    column: Any,
-    row: Any,
-    cells: Any,
-    floats: Any,
-    stops: Any,
-    states: Any,
-) -> Any:
-    """Read one value into its cell; returns the place after it, −1 for an odd one, and bits as in `found`."""
-    byte = text[at]
-    if byte == 110:
-        states[column, row] = NULL
-        cells[column, row] = 0
-        stops[column, row] = 0
-        return _word(text, at, end, b"null"), 0
-    states[column, row] = VALUE
-    if byte == _QUOTE:
-        close, high = _string(text, at, end)
-        if kind != TEXT or close < 0:
-            return -1, 0
-        cells[column, row] = at + 1
-        stops[column, row] = close
-        return close + 1, high
+def _value(text: Any, at: Any, end: Any, kind: Any, cell: Any, stop: Any, state: Any) -> Any:
+    """Read one value into its cell; returns the place after it, −1 for an odd one, and bits as in `found`.
+
+    cell, stop and state are addresses.
+    """
+    byte = load_u8(text + at)
     if byte == _MINUS or _ZERO <= byte <= _ZERO + 9:
         if kind > FLOAT:
             return -1, 0
+        store_u8(state, np.uint8(VALUE))
         begin = at
-        at, mantissa, power, negative, form = _number(text, at, end)
+        at, mantissa, power, negative, form = read_number(text, at, end)
         if at < 0:
             return -1, 0
         if kind == INT:
             if form:
                 return -1, 0
-            cells[column, row] = -mantissa if negative else mantissa
+            store_i64(cell, -mantissa if negative else mantissa)
             return at, 0
         if form == 0 and mantissa <= _MANTISSA:
-            stops[column, row] = 0
-            floats[column, row] = -mantissa if negative else mantissa
+            store_f64(cell, np.float64(-mantissa if negative else mantissa))
             return at, 0
         if form == 1 and mantissa <= _MANTISSA and -22 <= power <= 22:
             value = np.float64(mantissa)
-            value = value / _EXACT[-power] if power < 0 else value * _EXACT[power]
-            floats[column, row] = -value if negative else value
+            value = value / EXACT[-power] if power < 0 else value * EXACT[power]
+            store_f64(cell, -value if negative else value)
             return at, 0
         if form == 1 and -22 <= power < 0:
-            value, certain = _quotient(mantissa, _EXACT[-power])
+            value, certain = quotient_of(mantissa, EXACT[-power])
             if certain:
-                floats[column, row] = -value if negative else value
+                store_f64(cell, -value if negative else value)
                 return at, 0
         if form == 0:
             return -1, 0
-        states[column, row] = HARD
-        cells[column, row] = begin
-        stops[column, row] = at
+        store_u8(state, np.uint8(HARD))
+        store_i64(cell, begin)
+        store_i64(stop, at)
         return at, HAS_HARD
+    if byte == 110:
+        store_u8(state, np.uint8(NULL))
+        store_i64(cell, 0)
+        store_i64(stop, 0)
+        return _word(text, at, end, b"null"), 0
+    store_u8(state, np.uint8(VALUE))
+    if byte == _QUOTE:
+        close, high = _string(text, at, end)
+        if kind != TEXT or close < 0:
+            return -1, 0
+        store_i64(cell, at + 1)
+        store_i64(stop, close)
+        return close + 1, high
     if kind == BOOL and byte == 116:
-        cells[column, row] = 1
+        store_i64(cell, 1)
         return _word(text, at, end, b"true"), 0
     if kind == BOOL and byte == 102:
-        cells[column, row] = 0
+        store_i64(cell, 0)
         return _word(text, at, end, b"false"), 0
     return -1, 0
 
 
 @cached_njit(nogil=True)
+def _key(
+    text: Any, at: Any, end: Any, number: Any, names: Any, offsets: Any, columns: Any, shape: Any
+) -> Any:
+    """(place of the value, code, column) of the key at `at`, the `number`-th of its row."""
+    if at >= end or load_u8(text + at) != _QUOTE:
+        return at, ODD, -1
+    column, close = -1, -1
+    if 0 <= number < shape[0]:  # the key that the other rows have here; no name in `shape` has a quote
+        column = shape[1 + number]
+        size = offsets[column + 1] - offsets[column]
+        close = at + 1 + size
+        if (
+            close >= end
+            or load_u8(text + close) != _QUOTE
+            or not _equal(text + at + 1, names + offsets[column], size)
+        ):
+            close = -1
+    if close < 0:
+        close, _ = _string(text, at, end)
+        if close < 0:
+            return at, ODD, -1
+        if shape[0] >= 0:
+            return at, OTHER_SHAPE, -1
+        column = -1
+        for one in range(columns):
+            size = offsets[one + 1] - offsets[one]
+            if size == close - at - 1 and _equal(text + at + 1, names + offsets[one], size):
+                column = one
+        for one in range(number):
+            if shape[1 + one] == column:
+                column = -1
+        if column < 0:
+            return at, ODD, -1
+        shape[1 + number] = column
+    at = _space(text, close + 1, end)
+    if at >= end or load_u8(text + at) != _COLON:
+        return at, ODD, -1
+    at = _space(text, at + 1, end)
+    return at, (READ if at < end else ODD), column
+
+
+@cached_njit(nogil=True)
 def _row(
-    text: Any, at: Any, end: Any, row: Any, names: Any, offsets: Any, kinds: Any, shape: Any,
-    cells: Any, floats: Any, stops: Any, states: Any,
+    text: Any, at: Any, end: Any, row: Any, names: Any, offsets: Any, kinds: Any, shape: Any, glue: Any,
+    cells: Any, stops: Any, states: Any, room: Any,
 ) -> Any:  # fmt: skip
     """Read the object at `at` as a row; returns the place after it, a code, and bits as in `found`.
 
     shape[0] is the number of keys of a row, shape[1 + j] the column of the j-th; −1 before the first row.
+    What stands between two values is nearly always what stood there in the row before, and is then
+    compared as a whole: glue[j] is where that began before the j-th value, and how long it is.
     """
     high = 0
     number = 0
-    at = _space(text, at + 1, end)
-    while at < end and text[at] != _CLOSE:
-        if number:
-            if text[at] != _COMMA:
+    while True:
+        column = -1
+        if number < shape[0]:
+            begin, size = glue[number, 0], glue[number, 1]
+            if at + size < end and _equal(text + at, text + begin, size):
+                column = shape[1 + number]
+                at += size
+        if column < 0:
+            begin = at
+            at = _space(text, at + (number == 0), end)
+            if at >= end:
                 return at, ODD, high
-            at = _space(text, at + 1, end)
-        if at >= end or text[at] != _QUOTE:
-            return at, ODD, high
-        column, close = -1, -1
-        if 0 <= number < shape[0]:  # the key that the other rows have here; no name in `shape` has a quote
-            column = shape[1 + number]
-            close = at + 1 + offsets[column + 1] - offsets[column]
-            if (
-                close >= end
-                or text[close] != _QUOTE
-                or not _same(text, at + 1, close, names, offsets[column], offsets[column + 1])
-            ):
-                close = -1
-        if close < 0:
-            close, _ = _string(text, at, end)
-            if close < 0:
-                return at, ODD, high
-            if shape[0] >= 0:
-                return at, OTHER_SHAPE, high
-            column = -1
-            for one in range(len(kinds)):
-                if _same(text, at + 1, close, names, offsets[one], offsets[one + 1]):
-                    column = one
-            for one in range(number):
-                if shape[1 + one] == column:
-                    column = -1
-            if column < 0:
-                return at, ODD, high
-            shape[1 + number] = column
-        at = _space(text, close + 1, end)
-        if at >= end or text[at] != _COLON:
-            return at, ODD, high
-        at = _space(text, at + 1, end)
-        if at >= end:
-            return at, ODD, high
-        at, more = _value(text, at, end, kinds[column], column, row, cells, floats, stops, states)
+            byte = load_u8(text + at)
+            if byte == _CLOSE:
+                break
+            if number:
+                if byte != _COMMA:
+                    return at, ODD, high
+                at = _space(text, at + 1, end)
+            at, code, column = _key(text, at, end, number, names, offsets, len(kinds), shape)
+            if code != READ:
+                return at, code, high
+            glue[number, 0], glue[number, 1] = begin, at - begin
+        place = column * room + row
+        at, more = _value(text, at, end, kinds[column], cells + 8 * place, stops + 8 * place, states + place)
         if at < 0:
             return at, ODD, high
         high |= more
         number += 1
-        at = _space(text, at, end)
-    if at >= end or number == 0:
+    if number == 0:
         return at, ODD, high
     if shape[0] < 0:
         shape[0] = number
@@ -309,11 +248,11 @@ def _skip(text: Any, at: Any, end: Any) -> Any:
     """The place after the object at `at`, by its brackets alone; −1 if it has no end."""
     depth = 0
     while at < end:
-        byte = text[at]
+        byte = load_u8(text + at)
         if byte == _QUOTE:
             at += 1
-            while at < end and text[at] != _QUOTE:
-                at += 2 if text[at] == _BACKSLASH else 1
+            while at < end and load_u8(text + at) != _QUOTE:
+                at += 2 if load_u8(text + at) == _BACKSLASH else 1
             if at >= end:
                 return -1
         elif byte in (_OPEN, _OPEN_LIST):
@@ -329,48 +268,48 @@ def _skip(text: Any, at: Any, end: Any) -> Any:
 @cached_njit(nogil=True)
 def _body(
     text: Any, at: Any, end: Any, row: Any, max_rows: Any, names: Any, offsets: Any, kinds: Any, shape: Any,
-    cells: Any, floats: Any, stops: Any, states: Any, found: Any,
+    glue: Any, cells: Any, stops: Any, states: Any, room: Any, found: Any,
 ) -> Any:  # fmt: skip
     """Read one body; returns the code. `found` is its line of what was found."""
     rows, items = -1, 0
     at = _space(text, at, end)
-    if at >= end or text[at] != _OPEN:
+    if at >= end or load_u8(text + at) != _OPEN:
         return ODD
     at = _space(text, at + 1, end)
     first = True
-    while at < end and text[at] != _CLOSE:
+    while at < end and load_u8(text + at) != _CLOSE:
         if not first:
-            if text[at] != _COMMA:
+            if load_u8(text + at) != _COMMA:
                 return ODD
             at = _space(text, at + 1, end)
         first = False
-        if at >= end or text[at] != _QUOTE:
+        if at >= end or load_u8(text + at) != _QUOTE:
             return ODD
         close, _ = _string(text, at, end)
         if close < 0:
             return ODD
         key, size = at + 1, close - at - 1
         at = _space(text, close + 1, end)
-        if at >= end or text[at] != _COLON:
+        if at >= end or load_u8(text + at) != _COLON:
             return ODD
         at = _space(text, at + 1, end)
         if at >= end:
             return ODD
         is_items = size == 5 and _word(text, key, close, b"items") >= 0
         if is_items or (size == 4 and _word(text, key, close, b"rows") >= 0):
-            if rows >= 0 or text[at] != _OPEN_LIST:
+            if rows >= 0 or load_u8(text + at) != _OPEN_LIST:
                 return ODD
             rows, items = 0, is_items
             at = _space(text, at + 1, end)
-            while at < end and text[at] != _CLOSE_LIST:
+            while at < end and load_u8(text + at) != _CLOSE_LIST:
                 if rows:
-                    if text[at] != _COMMA:
+                    if load_u8(text + at) != _COMMA:
                         return ODD
                     at = _space(text, at + 1, end)
-                if at >= end or text[at] != _OPEN or rows >= max_rows or row + rows >= cells.shape[1]:
+                if at >= end or load_u8(text + at) != _OPEN or rows >= max_rows or row + rows >= room:
                     return ODD
                 at, code, high = _row(
-                    text, at, end, row + rows, names, offsets, kinds, shape, cells, floats, stops, states
+                    text, at, end, row + rows, names, offsets, kinds, shape, glue, cells, stops, states, room
                 )
                 found[HIGH] |= high
                 if code != READ:
@@ -381,7 +320,7 @@ def _body(
                 return ODD
             at += 1
         elif size == 4 and _word(text, key, close, b"user") >= 0:
-            if found[USER_END] or text[at] != _OPEN:
+            if found[USER_END] or load_u8(text + at) != _OPEN:
                 return ODD
             found[USER] = at
             at = _skip(text, at, end)
@@ -430,13 +369,15 @@ def read_bodies(
         found: int64 [bodies, FOUND], takes what became of each.
     """
     row = 0
-    floats = cells.view(np.float64)
+    room = cells.shape[1]
+    glue = np.zeros((len(kinds), 2), np.int64)
+    addresses = address(text), address(names), address(cells), address(stops), address(states)
     for body in wanted:
         begin = ends[body - 1] if body else 0
         found[body, :] = 0
         code = _body(
-            text, begin, ends[body], row, max_rows, names, offsets, kinds, shape, cells, floats, stops,
-            states, found[body],
+            addresses[0], begin, ends[body], row, max_rows, addresses[1], offsets, kinds, shape, glue,
+            addresses[2], addresses[3], addresses[4], room, found[body],
         )  # fmt: skip
         found[body, CODE] = code
         if code == READ:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-STATUSES = (200, 400, 404, 405, 408, 413, 415, 422, 429, 500, 503, 504)
+STATUSES = (200, 400, 404, 405, 408, 413, 415, 417, 422, 429, 431, 500, 503, 504)
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ROWS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 OTHER = "other"

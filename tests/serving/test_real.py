@@ -56,6 +56,15 @@ def server(bundles: dict[str, Path]) -> Iterator[Serving]:
     found.close()
 
 
+def test_a_bundle_loads_without_torch_and_pandas(bundles: dict[str, Path]) -> None:
+    pytest.importorskip("pandas")
+    code = (
+        "import sys; from recgrad.serving.scorer import Scorer; scorer = Scorer.load(sys.argv[1]); "
+        "assert scorer.golden.num_rows; assert not {'torch', 'pandas'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(bundles["first"])], check=True, timeout=120)
+
+
 @contextmanager
 def load(server: Serving) -> Iterator[list[str]]:
     """Clients that ask one request after another; what went wrong is in the list."""
