@@ -54,17 +54,15 @@ class Application:
 
     @property
     def draining(self) -> bool:
-        """Whether connections are closed after the answer that they wait for."""
+        """Whether connections are closed after their answers, and idle ones at the next look.
+
+        Until then a request that was on its way is still answered.
+        """
         return self.service.draining
 
     def start(self) -> None:
         """Begin to look for late requests."""
         self._sweep()
-
-    def drain(self) -> None:
-        """Close connections that wait for nothing; others are closed after their answers."""
-        self.service.draining = True
-        self._look(now())
 
     @property
     def connections(self) -> int:
@@ -213,10 +211,7 @@ class Application:
         self.heads.date = f"date: {formatdate(usegmt=True)}\r\n".encode()
         self.service.batcher.forget_late()
         self.service.metrics.set("recgrad_resident_bytes", resident_bytes())
-        self._look(now())
-
-    def _look(self, moment: float) -> None:
-        limit_s = self.service.settings.body_timeout_s
+        moment, limit_s = now(), self.service.settings.body_timeout_s
         for connection in list(self._connections):
             connection.sweep(moment, limit_s)
 

@@ -91,8 +91,8 @@ async def _serve(task: dict[str, Any], status: Any) -> None:
     metrics.set("recgrad_model_loaded_seconds", holder.loaded_at)
     _tell(status, {"ready": holder.current.version})
     await ending.wait()
+    service.draining = True
     server.close()
-    app.drain()
     await _drained(app, settings.drain_s)
     service.stop()
 

@@ -174,7 +174,6 @@ def running(holder: ModelHolder, **limits: Any) -> Iterator[Running]:
         started.set()
         await ending.wait()
         server.close()
-        app.drain()
         service.stop()
 
     thread = threading.Thread(target=lambda: run(serve()), daemon=True)

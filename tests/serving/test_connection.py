@@ -250,7 +250,7 @@ def test_ending_answers_what_is_there_and_closes_the_idle() -> None:
         assert still.answer()[0] == 200
         busy.send(score_request(1.0))
         until(lambda: server.app.active == 1)
-        server.service.loop.call_soon_threadsafe(server.app.drain)
+        server.service.draining = True
         assert still.answer()[0] == 0
         status, headers = busy.head()
         assert (status, headers["connection"]) == (200, "close")
