@@ -23,6 +23,28 @@ def as_array(values: npt.NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, memory], 0)
 
 
+def as_numbers(array: pa.Array) -> npt.NDArray[Any]:
+    """The numbers (or bools) of an array, in the same memory; what stands for nulls means nothing.
+
+    `to_numpy` imports pandas where it is installed.
+    """
+    memory = array.buffers()[1]
+    if not len(array) or memory is None:
+        return np.empty(len(array), array.type.to_pandas_dtype())
+    if array.type.id == pa.lib.Type_BOOL:
+        bits = np.frombuffer(memory, np.uint8, (array.offset + len(array) + 7) // 8)
+        return np.unpackbits(bits, bitorder="little")[array.offset : array.offset + len(array)].view(np.bool_)
+    kind = np.dtype(array.type.to_pandas_dtype())
+    found = np.frombuffer(memory, kind, len(array), array.offset * kind.itemsize)
+    found.flags.writeable = False  # so that kernels are compiled for one kind of array
+    return found
+
+
+def nulls_of(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """Which values are null."""
+    return as_numbers(array.is_null())
+
+
 def take_rows(array: pa.Array, rows: Ints) -> pa.Array:
     """The values at `rows`; NumPy gathers plain numbers several times faster than Arrow."""
     kind = array.type

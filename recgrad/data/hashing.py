@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from recgrad.data.arrow_columns import as_numbers, nulls_of
 from recgrad.kernels import cached_njit
 
 Ints = npt.NDArray[np.int64]
@@ -186,7 +187,7 @@ def string_spans(array: pa.Array) -> tuple[Bytes, Ints, Ints]:
     ends: Ints = offsets[1:]
     if array.null_count:
         # Arrow lets a null cover bytes; they must not be read as a value.
-        ends = np.where(np.asarray(array.is_null()), starts, ends)
+        ends = np.where(nulls_of(array), starts, ends)
     return data, starts, ends
 
 
@@ -202,12 +203,12 @@ def hash_array(array: pa.Array) -> Hashes:
         hashes = hash_array(array.dictionary)
         indices = array.indices
         if indices.null_count == 0 and array.dictionary.null_count == 0:
-            return np.asarray(hashes[indices.to_numpy()])
+            return np.asarray(hashes[as_numbers(indices)])
         array = array.dictionary_decode()
     if pa.types.is_integer(array.type) or pa.types.is_boolean(array.type):
         if array.null_count or array.type == pa.uint64():
             return hash_array(array.cast(pa.string()))
-        return hash_ints(array.cast(pa.int64()).to_numpy())
+        return hash_ints(as_numbers(array.cast(pa.int64())))
     if array.type.id not in (
         pa.lib.Type_STRING,
         pa.lib.Type_LARGE_STRING,

@@ -21,7 +21,7 @@ import pyarrow as pa
 from recgrad.calibration.stored import CALIBRATION, Calibration, read_calibration
 from recgrad.config import load_config
 from recgrad.config.files import named_files
-from recgrad.data.arrow_columns import as_array
+from recgrad.data.arrow_columns import as_array, as_numbers
 from recgrad.data.encoded import Encoded
 from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
@@ -366,7 +366,7 @@ def _golden(scores: pa.Table, name: str, shape: tuple[int, ...]) -> npt.NDArray[
     """Scores that are stored, in the shape of an output."""
     column = scores.column(name).combine_chunks()
     flat = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
-    found: npt.NDArray[np.float32] = flat.to_numpy().reshape(shape)
+    found: npt.NDArray[np.float32] = as_numbers(flat).reshape(shape)
     return found
 
 

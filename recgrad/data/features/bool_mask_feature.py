@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
+from recgrad.data.arrow_columns import as_numbers
 from recgrad.data.features.base import Feature
 from recgrad.data.features.buckets import Report
 from recgrad.data.features.columns import Bags, Values, gather
@@ -72,11 +72,9 @@ def _truth(values: Values, report: Report) -> Mask:
     if not isinstance(values, Text):
         return np.asarray(values != 0)
     lower = pc.utf8_lower(values.to_arrow())
-    true = pc.is_in(lower, value_set=pa.array(["true", "1"], pa.large_string())).to_numpy(
-        zero_copy_only=False
-    )
-    false = pc.is_in(lower, value_set=pa.array(["false", "0"], pa.large_string())).to_numpy(
-        zero_copy_only=False
+    true, false = (
+        as_numbers(pc.is_in(lower, value_set=Text.of_words(words).to_arrow()))
+        for words in (("true", "1"), ("false", "0"))
     )
     bad = ~(true | false)
     if bad.any():

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recgrad.data.arrow_columns import as_array
+from recgrad.data.arrow_columns import as_array, as_numbers, nulls_of
 from recgrad.data.features.text import Floats, Mask, Text, cut, halve
 from recgrad.data.hashing import Ints
 from recgrad.kernels import cached_njit
@@ -202,9 +202,9 @@ def nest(inner: Bags, offsets: Ints) -> Bags:
 
 def list_offsets(array: pa.Array) -> Ints:
     """Where each row's items begin in `array.flatten()`, which skips what nulls cover."""
-    lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
-    if lengths.dtype.kind == "f":  # a null is NaN there
-        lengths = np.nan_to_num(lengths).astype(np.int64)
+    lengths = as_numbers(pc.list_value_length(array))
+    if array.null_count:
+        lengths = np.where(nulls_of(array), 0, lengths)
     offsets = np.zeros(len(array) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
@@ -217,7 +217,7 @@ def _map_entries(array: pa.Array) -> tuple[Ints, Ints]:
     raw = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
     lengths = np.diff(raw).astype(np.int64)
     if array.null_count:
-        lengths[np.asarray(array.is_null())] = 0
+        lengths[nulls_of(array)] = 0
     offsets = np.zeros(len(array) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return np.repeat(raw[:-1].astype(np.int64) - offsets[:-1], lengths) + np.arange(offsets[-1]), offsets

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recgrad.data.arrow_columns import as_array
+from recgrad.data.arrow_columns import as_array, as_numbers
 from recgrad.data.hashing import Bytes, Ints, string_spans
 from recgrad.kernels import cached_njit
 
@@ -130,13 +130,13 @@ def parse_floats(text: Text) -> tuple[npt.NDArray[np.float64], Mask]:
     """Decimal numbers in float64, and which texts are none; "nan" and "inf" are read as such."""
     array = text.to_arrow()
     try:
-        return pc.cast(array, pa.float64()).to_numpy(), np.zeros(len(text), np.bool_)
+        return as_numbers(pc.cast(array, pa.float64())), np.zeros(len(text), np.bool_)
     except pa.ArrowInvalid:
         array = _trimmed(text, array)
     number = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:nan|inf|infinity)$"
     good = pc.match_substring_regex(array, number)
-    values = pc.cast(pc.if_else(good, array, "0"), pa.float64()).to_numpy()
-    return values, ~good.to_numpy(zero_copy_only=False)
+    values = as_numbers(pc.cast(pc.if_else(good, array, "0"), pa.float64()))
+    return values, ~as_numbers(good)
 
 
 def _trimmed(text: Text, array: pa.Array) -> pa.Array:

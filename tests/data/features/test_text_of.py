@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recgrad.data.arrow_columns import as_array
@@ -15,6 +15,7 @@ from recgrad.data.features.columns import list_offsets
 from recgrad.data.features.text import Text
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=5), max_size=6))
 def test_words_are_the_texts_that_arrow_makes_of_them(words: list[str]) -> None:
     found, wanted = Text.of_words(words), Text.of(pa.array(words, pa.large_string()))
@@ -33,6 +34,7 @@ def test_numbers_are_the_arrays_that_arrow_makes_of_them(kind: Any, count: int) 
         assert found.equals(pa.array(part))
 
 
+@settings(deadline=None)
 @given(st.lists(st.none() | st.lists(st.integers(0, 9), max_size=4), max_size=8))
 def test_lists_begin_where_those_before_them_end(rows: list[list[int] | None]) -> None:
     for kind in (pa.list_(pa.int64()), pa.large_list(pa.int64())):
