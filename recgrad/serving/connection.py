@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import httptools
 
@@ -19,7 +19,6 @@ from recgrad.serving.metrics import OTHER
 from recgrad.serving.service import now
 
 if TYPE_CHECKING:
-    from recgrad.serving.app import Application
     from recgrad.serving.routes import Route
 
 MAX_HEAD_BYTES = 1 << 16
@@ -84,6 +83,47 @@ class Message:
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
 
+class Owner(Protocol):
+    """What a connection asks of the application that it belongs to.
+
+    Attributes:
+        heads: of answers.
+    """
+
+    heads: Heads
+
+    @property
+    def draining(self) -> bool:
+        """Whether connections are closed after their answers."""
+
+    def opened(self, connection: Connection) -> bool:
+        """Take a connection up; False if there are too many."""
+
+    def closed(self, connection: Connection) -> None:
+        """Forget a connection."""
+
+    def full(self) -> RequestError:
+        """The answer where there is no room."""
+
+    def begin(self, message: Message, *, ahead: bool) -> None:
+        """Decide by its head whether a request is taken up."""
+
+    def take(self, message: Message, data: bytes) -> None:
+        """Keep a part of a body, if there is room for it."""
+
+    def whole(self, message: Message) -> None:
+        """A request is not waited for any more."""
+
+    def release(self, message: Message) -> None:
+        """Give back what is held for a request."""
+
+    def finish(self, message: Message) -> None:
+        """A request is answered, or nobody is left to answer."""
+
+    def handle(self, message: Message, connection: Connection) -> None:
+        """Answer a request, at once or later."""
+
+
 class Connection(asyncio.Protocol):
     """What one client sends, and what it is answered.
 
@@ -91,7 +131,7 @@ class Connection(asyncio.Protocol):
         app: decides about requests and answers them.
     """
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: Owner) -> None:
         self._app = app
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
