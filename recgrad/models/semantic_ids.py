@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal, TypedDict
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recgrad.errors import ConfigError
 from recgrad.limits import Count
+from recgrad.metrics.ranks import gather_tensors, world_size
 from recgrad.metrics.reconstruction import CODE_METRICS
 from recgrad.models.base import Model
 from recgrad.models.group_needs import GroupNeeds
@@ -73,9 +74,14 @@ class SemanticIds(Model):
         return {name: outputs[name] for name in names if name in outputs}
 
 
-def alone() -> bool:
-    """Whether this is the only process of the run."""
-    distributed = torch.distributed
-    return not (distributed.is_available() and distributed.is_initialized()) or (
-        distributed.get_world_size() == 1
-    )
+def of_all_ranks(vectors: Tensor) -> Tensor:
+    """The rows of all processes, rank after rank; every process must ask at the same time."""
+    return vectors if world_size() == 1 else torch.cat(gather_tensors(vectors.contiguous()))
+
+
+def set_codebooks(own: Iterable[Tensor], found: Iterable[Tensor]) -> None:
+    """Write codes that were found, those of the first process into the codebooks of all."""
+    for codes, new in zip(own, found, strict=True):
+        codes.copy_(new)
+        if world_size() > 1:
+            torch.distributed.broadcast(codes.data, 0)

@@ -22,7 +22,7 @@ from recgrad.errors import RecgradError
 from recgrad.limits import Size, check_limits
 from recgrad.models.base import MODELS
 from recgrad.models.inputs import Inputs
-from recgrad.models.semantic_ids import CandidateSettings, Levels, SemanticIds, alone
+from recgrad.models.semantic_ids import CandidateSettings, Levels, SemanticIds, of_all_ranks, set_codebooks
 from recgrad.nn.kmeans import KMeansSettings, residual_kmeans
 from recgrad.nn.quantizer import quantize
 
@@ -104,11 +104,11 @@ class SidRqkmeans(SemanticIds):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def _keep(self, vectors: Tensor) -> None:
-        """Take rows into the sample, every one with equal probability (Vitter 1985, algorithm R)."""
-        if not alone():
-            raise RecgradError(
-                "model_config.sid_rqkmeans: k-means runs in one process; train without --nproc"
-            )
+        """Take rows into the sample, every one with equal probability (Vitter 1985, algorithm R).
+
+        All ranks keep the same sample, of the rows of all of them.
+        """
+        vectors = of_all_ranks(vectors)
         size, seen = len(self.sample), int(self.seen)
         first = max(0, min(len(vectors), size - seen))
         self.sample[seen : seen + first] = vectors[:first].to(self.sample)
@@ -128,6 +128,5 @@ class SidRqkmeans(SemanticIds):
             return
         points = self.sample[: min(seen, len(self.sample))]
         found = residual_kmeans(points, self.levels, self.kmeans, normalize=self.normalize)
-        for own, codes in zip(self.codebooks, found, strict=True):
-            own.copy_(codes)
+        set_codebooks(self.codebooks, found)
         self.fitted.fill_(seen)

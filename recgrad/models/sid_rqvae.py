@@ -30,7 +30,7 @@ from recgrad.limits import Count, Rate
 from recgrad.models.base import MODELS
 from recgrad.models.group_needs import DeepInput
 from recgrad.models.inputs import Inputs
-from recgrad.models.semantic_ids import CandidateSettings, Levels, SemanticIds, alone
+from recgrad.models.semantic_ids import CandidateSettings, Levels, SemanticIds, of_all_ranks, set_codebooks
 from recgrad.nn.kmeans import KMeansSettings, residual_kmeans
 from recgrad.nn.mlp import MLP
 from recgrad.nn.quantizer import (
@@ -187,8 +187,11 @@ class SidRqvae(SemanticIds):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def _begin(self, latent: Tensor) -> None:
-        """Take the codebooks from the first batch, once."""
-        if self.begun or not len(latent):
+        """Take the codebooks from the first batch, that of all ranks, once."""
+        if self.begun:
+            return
+        latent = of_all_ranks(latent)
+        if not len(latent):
             return
         if len(latent) < max(self.levels):
             raise RecgradError(
@@ -196,10 +199,7 @@ class SidRqvae(SemanticIds):
                 f"{max(self.levels)} codes need as many; raise data_config.batch_size, or leave it out"
             )
         found = residual_kmeans(latent, self.levels, INITIAL, normalize=self.normalize)
-        for own, codes in zip(self.codebooks, found, strict=True):
-            own.copy_(codes)
-            if not alone():
-                torch.distributed.broadcast(own.data, 0)
+        set_codebooks(self.codebooks, found)
         self.begun.fill_(True)
 
 
