@@ -20,7 +20,7 @@ import torch
 from recgrad.check.capabilities import available
 from recgrad.check.unsupported import KINDS
 from recgrad.cli.main import main
-from recgrad.config import load_config
+from recgrad.config import edit_config, load_config
 from recgrad.config.proto import loss_pb2, metric_pb2, model_pb2, optimizer_pb2
 from recgrad.data.batch import Batch
 from recgrad.data.faults import Faults
@@ -230,7 +230,8 @@ OWN = {
 }
 
 
-def test_the_towers_of_the_page_train_resume_and_predict(
+@pytest.mark.slow
+def test_the_towers_of_the_page_train_resume_predict_and_leave(
     towers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run of two parts has the bytes of a whole one, with classes of one's own in all four places."""
@@ -253,6 +254,30 @@ def test_the_towers_of_the_page_train_resume_and_predict(
     predict = ["predict", "--predict-input-path", "data/eval.feather", "--predict-output-path", "p.parquet"]
     assert main(["predict", "whole", *predict[1:]]) == 0
     assert pq.read_table("p.parquet").num_rows == pq.read_table("data/eval.parquet").num_rows
+    _check_bundle(predict[1:], capsys)
+
+
+def _check_bundle(predict: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The bundle of the model reads, encodes and scores with the same classes, or says which is missing."""
+    pytest.importorskip("onnxruntime")
+    expected = pq.read_table("p.parquet")
+    assert main(["export", "whole", "--export-dir", "bundle"]) == 0
+    programs = json.loads(Path("bundle/manifest.json").read_text())["programs"].values()
+    assert {program["kind"] for program in programs} == {"onnx"}
+    assert main(["predict", "bundle", *predict]) == 0
+    found = pq.read_table("p.parquet")
+    assert found.schema.names == expected.schema.names
+    for name in expected.schema.names:
+        one, other = (np.stack(table[name].to_numpy()) for table in (found, expected))
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+    capsys.readouterr()
+    assert main(["predict", "bundle", *predict, "--no-custom-code"]) == 2
+    assert "'parts.FeatherFiles' would be imported" in capsys.readouterr().err
+    Path("parts.py").rename("elsewhere.py")
+    sys.modules.pop("parts")
+    assert main(["predict", "bundle", *predict]) == 2
+    assert "parts" in capsys.readouterr().err
+    Path("elsewhere.py").rename("parts.py")
 
 
 def test_a_sampler_of_ones_own_is_what_its_text_says(towers: Path) -> None:
@@ -267,6 +292,42 @@ def test_a_sampler_of_ones_own_is_what_its_text_says(towers: Path) -> None:
     found = sampler.sample(batch, {"cat_6": groups}, Place(0, 0, 0)).comparison
     assert found is not None
     assert sorted(map(tuple, found.excluded.tolist())) == [(0, 2), (0, 4), (2, 0), (2, 4), (4, 0), (4, 2)]
+
+
+def test_a_sampler_of_ones_own_draws_items(towers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Drawn items are encoded as rows are, follow from seed and place, and train a model."""
+    items = pa.table({"cat_6": pa.array([5, 7, 9]), "cat_15": pa.array([50, 70, 90])})
+    pq.write_table(items, "items.parquet")
+    edits: dict[str, Any] = {
+        "data_config.custom_sampler": {
+            "class_path": "parts.ItemsOfFile", "params": {"path": "items.parquet", "count": 6},
+        },
+        "model_config.dssm.in_batch_negative": False,
+        "train_config.num_epochs": None,
+        "train_config.num_steps": 3,
+    }  # fmt: skip
+    config = edit_config(load_config("towers.config"), edits)
+    reader = open_reader(config.train_input_path, config.data_config)
+    source = SamplerSource(config.data_config, features_of(config), reader, training=True, seed=4)
+    sampler = build_sampler(source)
+    assert sampler is not None
+    batch: Any = Batch(2, None, None, {}, None, {}, {})  # type: ignore[arg-type]
+    one, again, other = (sampler.sample(batch, {}, Place(0, 0, row)).negatives for row in (0, 0, 256))
+    assert one is not None
+    assert again is not None
+    assert other is not None
+    assert one.size == 6
+    assert set(one.sparse.keys) == {"cat_6", "cat_15"}
+    ids = {name: one.sparse[name].values.tolist() for name in one.sparse.keys}
+    assert set(ids["cat_6"]) <= {5, 7, 9}
+    assert ids["cat_15"] == [10 * value for value in ids["cat_6"]]
+    assert torch.equal(one.sparse.values, again.sparse.values)
+    assert not torch.equal(one.sparse.values, other.sparse.values)
+    assert main(["train", "towers.config", "--edit-config-json", json.dumps(edits)]) == 0
+    pq.write_table(pa.table({"nothing": [1]}), "items.parquet")
+    edits["model_dir"] = "again"
+    assert main(["train", "towers.config", "--edit-config-json", json.dumps(edits)]) == 2
+    assert "no feature reads the columns nothing alone" in capsys.readouterr().err
 
 
 def test_the_feature_and_the_encoder_of_the_page_compute_their_formulas(towers: Path) -> None:
