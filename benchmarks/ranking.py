@@ -3,38 +3,37 @@
     python benchmarks/ranking.py [--rows N] [--seeds N] [--search N] [--data …] [--models …] [--runs FILE]
                                  [--seconds N] [--markdown FILE] [--json FILE]
 
-All models of Recgrad have the same features, batches and layer sizes (recgrad.models.sketches). Settings,
-which are the rates of tables and layers (of all parameters for FuxiCTR, the number of leaves for LightGBM),
-are chosen by AUC on validation rows with seed 0, among the same number for everyone; other seeds take what
-was chosen. Validation rows of KuaiRand are of the last two days of its training file; test rows are of the
-official test files. Models of several tasks learn both labels and are measured by the first; the second
-label of models of a chain of events (esmm, aitm) is both labels at once. Times are CPU seconds of training
-alone, on one thread; parameters are those of the layers, without tables. Finished runs are kept in --runs,
-a file of JSON lines: a second call trains only what is missing there, and --seconds 0 only writes the
-tables.
+All models of Recgrad have the same features, batches and layer sizes (recgrad.models.sketches), and the same
+number of steps on both sets: census rows are read twice, so there are half as many of them as --rows says.
+Settings, which are the rates of tables and layers (of all parameters for FuxiCTR, the number of leaves for
+LightGBM), are chosen by AUC on validation rows with seed 0, among the same number for everyone; other seeds
+take what was chosen. Validation rows of KuaiRand are of the last two days of its training file; test rows
+are of the official test files. Models of several tasks learn both labels and are measured by the first; the
+second label of models of a chain of events (esmm, aitm) is both labels at once. Times are CPU seconds of
+training alone, on one thread; parameters are those of the layers, without tables. Finished runs are kept in
+--runs, a file of JSON lines: a second call trains only what is missing there, one seed of all models first,
+and --seconds 0 only writes the tables.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
-from google.protobuf import text_format
 from peers import fuxictr_models
 from peers.ranking_rows import Split, census, kuairand
 from peers.rows import DATA, Rows
 from results.bars import Bar, write_bars
+from results.ranking_runs import Run, Runs
 from torch.nn import functional as F
 
-from recgrad.config.proto.model_pb2 import ModelConfig
 from recgrad.data.features.spec import FeatureSpec, Kind
 from recgrad.models.base import Model
 from recgrad.models.build import build_model
@@ -42,42 +41,16 @@ from recgrad.models.sketches import Fields, sketch, sketched
 from recgrad.optim.sparse import Adagrad
 
 DIM, BATCH = 16, 256
-RATES = ((0.05, 0.001), (0.1, 0.003), (0.02, 0.001), (0.05, 0.003))
+RATES = ((0.05, 0.001), (0.1, 0.003), (0.1, 0.001), (0.02, 0.001))
 """Of tables (Adagrad) and layers (Adam)."""
 LEAVES = (15, 31, 63, 127)
-ADAM = (0.001, 0.003, 0.0005, 0.01)
+ADAM = (0.001, 0.003, 0.01, 0.0005)
 SETS = {"census": (census, "census_income", 2), "kuairand": (kuairand, "kuairand", 1)}
 """How rows are read, their folder, and epochs."""
 CHAINS = ("esmm", "aitm")
 """Models of events each of which needs the one before."""
-DIN = """
-feature_groups {{ group_name: 'all' feature_names: [{both}] group_type: DEEP }}
-feature_groups {{ group_name: 'seen' feature_names: ['f0', 'hist__f0'] group_type: SEQUENCE }}
-multi_tower_din {{
-  towers {{ input: 'all' mlp {{ hidden_units: [256, 128, 64] }} }}
-  din_towers {{ input: 'seen' attn_mlp {{ hidden_units: [32, 16] }} }}
-  final {{ hidden_units: [64] }}
-}}
-losses {{ binary_cross_entropy {{}} }}
-"""
+DIN = "multi_tower_din"
 """The one model that needs a history: it has one feature more than the others."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What one training reaches."""
-
-    data: str
-    rows: int
-    model: str
-    setting: str
-    seed: int
-    valid_auc: float
-    auc: float
-    grouped: float | None
-    log_loss: float
-    seconds: float
-    parameters: int
 
 
 Scores = tuple[Any, Any, float, int]
@@ -138,13 +111,12 @@ def build(name: str, rows: Rows, seed: int) -> Model:
     ]
     features.append(FeatureSpec("numbers", Kind.DENSE, value_dim=rows.numbers.shape[1]))
     labels = list(rows.labels)
-    if name == "multi_tower_din":
+    history = None
+    if name == DIN:
+        history = ("f0", "hist__f0")
         shared: Any = {"num_rows": rows.sizes[0], "embedding_dim": width, "embedding_name": "f0"}
         features.append(FeatureSpec("hist__f0", Kind.SPARSE, True, "hist", **shared))
-        both = ", ".join(f"'{field}'" for field in (*fields, "numbers"))
-        config = text_format.Parse(DIN.format(both=both), ModelConfig())
-    else:
-        config = sketch(name, Fields(fields, ["numbers"], width, labels))
+    config = sketch(name, Fields(fields, ["numbers"], width, labels, history))
     return build_model(config, features, seed=seed, label_fields=labels)
 
 
@@ -160,7 +132,8 @@ def train_recgrad(name: str, rates: tuple[float, float], split: Split, epochs: i
     model = build(name, split.train, seed)
     assert model.engine is not None
     dense = [parameter for _, parameter in model.dense_named_parameters()]
-    optimizers: list[Any] = [Adagrad(model.engine, lr=rates[0]), torch.optim.Adam(dense, lr=rates[1])]
+    adam = torch.optim.Adam(dense, lr=rates[1], fused=True)  # as adam_optimizer is
+    optimizers: list[Any] = [Adagrad(model.engine, lr=rates[0]), adam]
     started = time.process_time()
     model.train()
     for rows in batches(split.train, epochs, seed):
@@ -235,7 +208,7 @@ def entrants(options: argparse.Namespace) -> list[Entrant]:
 
     if installed("lightgbm"):
         add("LightGBM", LEAVES, train_lightgbm)
-    for name in sorted({*sketched(), "multi_tower_din"}, key=[*sketched(), "multi_tower_din"].index):
+    for name in sketched():
         add(name, RATES, lambda *rest, name=name: train_recgrad(name, *rest))
     if installed("fuxictr"):
         for name in fuxictr_models.NAMES:
@@ -258,48 +231,15 @@ def measure(data: str, entrant: Entrant, setting: str, split: Split, seed: int) 
     labels = first_label(split.test)
     p = np.clip(np.asarray(test, np.float64), 1e-7, 1 - 1e-7)
     loss = -np.mean(np.where(labels > 0.5, np.log(p), np.log1p(-p)))
-    grouped = None if split.group is None else grouped_auc(p, labels, split.test.ids[:, split.group])
+    grouped = None if split.groups is None else grouped_auc(p, labels, split.groups)
     reached = (auc(valid, first_label(split.valid)), auc(p, labels), grouped, float(loss))
     rows = len(split.train.ids)
     return Run(data, rows, entrant.name, setting, seed, *reached, seconds, parameters)
 
 
-class Runs:
-    """Finished runs, kept in a file of JSON lines where one is given."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        lines = path.read_text().splitlines() if path is not None and path.exists() else []
-        self.found = [Run(**json.loads(line)) for line in lines]
-
-    def add(self, run: Run) -> None:
-        self.found.append(run)
-        if self.path is not None:
-            with self.path.open("a") as file:
-                file.write(json.dumps(asdict(run)) + "\n")
-
-    def of(self, data: str, rows: int, model: str) -> list[Run]:
-        wanted = (data, rows, model)
-        return [run for run in self.found if (run.data, run.rows, run.model) == wanted]
-
-    def chosen(self, data: str, rows: int, entrant: Entrant) -> str | None:
-        """The setting that is best on validation rows with seed 0; None as long as one was not tried."""
-        tried = {run.setting: run.valid_auc for run in self.of(data, rows, entrant.name) if run.seed == 0}
-        known = {setting: tried[setting] for setting in entrant.settings if setting in tried}
-        return max(known, key=known.__getitem__) if len(known) == len(entrant.settings) else None
-
-    def final(self, data: str, rows: int, entrant: Entrant) -> list[Run]:
-        """Of the chosen setting, one for each seed."""
-        setting = self.chosen(data, rows, entrant)
-        return [run for run in self.of(data, rows, entrant.name) if run.setting == setting]
-
-
-def missing(runs: Runs, data: str, rows: int, entrant: Entrant, seed: int) -> list[str]:
-    """The settings that are to be trained with a seed and were not."""
-    chosen = runs.chosen(data, rows, entrant)
-    settings = list(entrant.settings) if seed == 0 else [chosen] if chosen else []
-    done = {run.setting for run in runs.of(data, rows, entrant.name) if run.seed == seed}
-    return [setting for setting in settings if setting not in done]
+def rows_of(data: str, options: argparse.Namespace) -> int:
+    """Rows to train on: those of a set that is read twice are half as many."""
+    return int(options.rows) // SETS[data][2]
 
 
 def train_all(runs: Runs, splits: dict[str, Split], every: list[Entrant], options: Any) -> None:
@@ -308,9 +248,11 @@ def train_all(runs: Runs, splits: dict[str, Split], every: list[Entrant], option
     for seed in range(options.seeds):
         for data, split in splits.items():
             for entrant in every:
-                if entrant.name == "multi_tower_din" and split.train.history is None:
+                if entrant.name == DIN and split.train.history is None:
                     continue
-                for setting in missing(runs, data, options.rows, entrant, seed):
+                for setting in runs.missing(
+                    data, rows_of(data, options), entrant.name, list(entrant.settings), seed
+                ):
                     if time.monotonic() > until:
                         print("the time is over; the same call trains what is missing")
                         return
@@ -321,8 +263,8 @@ def train_all(runs: Runs, splits: dict[str, Split], every: list[Entrant], option
 
 
 HEAD = (
-    "| model | seeds | AUC | grouped AUC | log loss | CPU seconds | parameters |\n"
-    "| --- | --- | --- | --- | --- | --- | --- |"
+    "| model | setting | seeds | AUC | grouped AUC | log loss | CPU seconds | parameters |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 
 
@@ -333,6 +275,7 @@ def line(name: str, found: Sequence[Run]) -> str:
     grouped = [run.grouped for run in found if run.grouped is not None]
     cells = [
         name if " " in name or name[0].isupper() else f"`{name}`",
+        found[0].setting.strip("()"),
         str(len(found)),
         f"{mean(values):.4f}{spread}",
         f"{mean(grouped):.4f}" if grouped else "",
@@ -347,11 +290,14 @@ def tables(runs: Runs, every: list[Entrant], options: argparse.Namespace) -> tup
     """The tables, the best model first, and each model's AUC over LightGBM's."""
     text, bars = [], []
     for data in options.data:
-        finals = {entrant.name: runs.final(data, options.rows, entrant) for entrant in every}
+        rows = rows_of(data, options)
+        finals = {
+            entrant.name: runs.final(data, rows, entrant.name, list(entrant.settings)) for entrant in every
+        }
         finals = {name: found for name, found in finals.items() if found}
         means = {name: mean(run.auc for run in found) for name, found in finals.items()}
         order = sorted(means, key=means.__getitem__, reverse=True)
-        budget = f"{options.rows:,} rows, {SETS[data][2]} epoch(s) of batches of {BATCH}"
+        budget = f"{rows:,} rows, {SETS[data][2]} epoch(s) of batches of {BATCH}"
         text += [f"{data}: {budget}, {options.search} settings", "", HEAD]
         text += [*(line(name, finals[name]) for name in order), ""]
         peer = means.pop("LightGBM", None)
@@ -367,7 +313,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=10_000, help="to train on")
+    parser.add_argument("--rows", type=int, default=10_000, help="to train on, half of them twice on census")
     parser.add_argument("--valid", type=int, default=15_000, help="to choose by")
     parser.add_argument("--test", type=int, default=50_000, help="to measure on")
     parser.add_argument("--seeds", type=int, default=1)
@@ -383,7 +329,9 @@ def main() -> None:
     options.data = [data for data in options.data if (DATA / SETS[data][1]).exists()]
     runs, every = Runs(options.runs), entrants(options)
     if options.seconds > 0:
-        splits = {name: SETS[name][0](options.rows, options.valid, options.test) for name in options.data}
+        splits = {
+            name: SETS[name][0](rows_of(name, options), options.valid, options.test) for name in options.data
+        }
         train_all(runs, splits, every, options)
     text, bars = tables(runs, every, options)
     print(f"\n{text}")

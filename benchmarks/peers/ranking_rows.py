@@ -34,12 +34,12 @@ LAST_DAYS = 20220504  # of the training file, for validation
 
 @dataclass
 class Split:
-    """Rows to train on, to choose by and to measure on; `group` is the field whose rows are a group."""
+    """Rows to train on, to choose by and to measure on; `groups` has the user of each row to measure on."""
 
     train: Rows
     valid: Rows
     test: Rows
-    group: int | None
+    groups: Array | None = None
 
 
 def census(rows: int, valid: int, test: int) -> Split:
@@ -60,7 +60,7 @@ def census(rows: int, valid: int, test: int) -> Split:
     tables = (training.slice(0, rows), training.slice(rows), testing)
     left = {*CENSUS_NUMBERS, *CENSUS_LABELS, "instance_weight"}
     labels = {name: _equals(positive) for name, positive in CENSUS_LABELS.items()}
-    return _split(tables, [name for name in names if name not in left], CENSUS_NUMBERS, labels, None)
+    return _split(tables, [name for name in names if name not in left], CENSUS_NUMBERS, labels)
 
 
 def kuairand(rows: int, valid: int, test: int) -> Split:
@@ -74,7 +74,8 @@ def kuairand(rows: int, valid: int, test: int) -> Split:
         _some(parquet.read_table(DATA / "kuairand" / "test.parquet", columns=wanted), test),
     )
     labels = {name: _equals(1) for name in KUAIRAND_LABELS}
-    split = _split(tables, KUAIRAND_IDS, KUAIRAND_NUMBERS, labels, KUAIRAND_IDS.index("user_id"))
+    split = _split(tables, KUAIRAND_IDS, KUAIRAND_NUMBERS, labels)
+    split.groups = tables[2]["user_id"].to_numpy()  # not their codes: users without training rows share one
     known = np.unique(tables[0]["video_id"].to_numpy())
     for part, source in zip((split.train, split.valid, split.test), tables, strict=True):
         part.history, part.lengths = _histories(source["watch_seq"], known)
@@ -94,7 +95,6 @@ def _split(
     ids: Sequence[str],
     numbers: Sequence[str],
     labels: dict[str, Callable[[pa.ChunkedArray], Array]],
-    group: int | None,
 ) -> Split:
     """Ids and the intervals of numbers as fields; numbers also as log(1 + x) with mean 0 and variance 1."""
     columns = [{name: _values(table[name]) for name in (*ids, *numbers)} for table in tables]
@@ -119,7 +119,7 @@ def _split(
         )
         for table, part, log in zip(tables, columns, logs, strict=True)
     ]
-    return Split(*parts, group)
+    return Split(*parts)
 
 
 def _values(column: pa.ChunkedArray) -> Array:

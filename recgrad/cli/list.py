@@ -91,7 +91,10 @@ def show_costs(args: argparse.Namespace) -> int:
     with heavy_imports():
         from recgrad.config import load_config
         from recgrad.report.costs import model_costs
-    say("Equal layers for all (256-128-64), without sequences; multiply-adds are those of matrix products.\n")
+    say(
+        "Equal layers for all (256-128-64); multiply-adds are those of matrix products. Of the sequences\n"
+        "one is read, with 50 positions, by models that attend to it.\n"
+    )
     speed = "   rows/s" if args.time else ""
     say(f"{'model':<18} {'parameters':>12} {'in tables':>14} {'multiply-adds/row':>18}{speed}")
     names = None if args.name is None else [args.name]

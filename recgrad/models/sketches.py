@@ -27,6 +27,11 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "dcn_v2": ("ALL", "cross { cross_num: 3 low_rank: 32 } deep { BIG } final { SMALL }"),
     "mask_net": ("ALL", "mask_net_module { n_mask_blocks: 3 MASK top_mlp { SMALL } }"),
     "multi_tower": ("ALL", "towers { input: 'all' mlp { BIG } } final { SMALL }"),
+    "multi_tower_din": (
+        "ALL HISTORY",
+        "towers { input: 'all' mlp { BIG } } "
+        "din_towers { input: 'history' attn_mlp { hidden_units: [32, 16] } } final { SMALL }",
+    ),
     "final_mlp": ("DEEP", "mlp1 { BIG } mlp2 { MIDDLE } num_heads: 4"),
     "final_net": ("SPARSE DENSE", "dense_mlp { TO_DIM } block1 { BIG } block2 { MIDDLE }"),
     "gdcn": ("ALL", "cross_num: 3 deep { BIG }"),
@@ -43,8 +48,8 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "simple_multi_task": ("ALL", "TOWERS"),
     "mmoe": ("ALL", "expert_mlp { MIDDLE } num_expert: 4 TOWERS"),
     "ple": ("ALL", "EXTRACT 'a' EXPERTS } EXTRACT 'b' EXPERTS } TOWERS"),
-    "dbmtl": ("ALL", "bottom_mlp { BIG } expert_mlp { MIDDLE } num_expert: 4 TOWERS"),
-    "dc2vr": ("ALL", "bottom_mlp { BIG } expert_mlp { MIDDLE } num_expert: 4 TOWERS"),
+    "dbmtl": ("ALL", "bottom_mlp { BIG } expert_mlp { MIDDLE } num_expert: 4 RELATED_TOWERS"),
+    "dc2vr": ("ALL", "bottom_mlp { BIG } expert_mlp { MIDDLE } num_expert: 4 CORRECTED_TOWERS"),
     "pepnet": ("ALL DOMAIN UIA", "ppnet_hidden_units: [128, 64] TOWERS"),
     "esmm": ("ALL", "TOWERS"),
     "aitm": ("ALL", "TOWERS"),
@@ -53,6 +58,12 @@ _SHAPES: dict[str, tuple[str, str]] = {
         "expert_mlp { MIDDLE } num_task_expert: 2 num_shared_expert: 2 gate_mlp { SMALL } TOWERS",
     ),
 }
+_AFTER = {
+    "RELATED_TOWERS": "relation_tower_names: '{before}' relation_mlp {{ SMALL }}",
+    "CORRECTED_TOWERS": "intervention_tower_names: '{before}' low_rank_dim: 16 dropout_ratio: 0.1",
+    "TOWERS": "",
+}
+"""What the tower of every task but the first has besides, by the word for the towers."""
 _WORDS = {
     "WUKONG": "wukong_layers { lcb_feature_num: 8 fmb_feature_num: 8 feature_num_mlp { MIDDLE } }",
     "MASK": "mask_block { hidden_dim: 128 reduction_ratio: 0.5 }",
@@ -73,12 +84,14 @@ class Fields:
         numbers: as they are.
         dim: width of the embeddings.
         labels: columns to learn; a model of several tasks learns the first two.
+        history: an id of the row, and a sequence of ids in the same table; none for none.
     """
 
     ids: Sequence[str]
     numbers: Sequence[str]
     dim: int
     labels: Sequence[str]
+    history: tuple[str, str] | None = None
 
 
 def sketched() -> list[str]:
@@ -87,10 +100,15 @@ def sketched() -> list[str]:
 
 
 def sketch(name: str, fields: Fields) -> ModelConfig:
-    """The config of a model over all features, with groups, settings and losses."""
+    """The config of a model over all features, with groups, settings and losses.
+
+    Raises:
+        ValueError: the model needs a history, and there is none.
+    """
     groups, text = _SHAPES[name]
     multi = "TOWERS" in text
-    words = {"TOWERS": _towers(fields), "TO_DIM": f"hidden_units: [64, {fields.dim}]", **_WORDS}
+    towers = {word: _towers(fields, after) for word, after in _AFTER.items()}
+    words = {**towers, "TO_DIM": f"hidden_units: [64, {fields.dim}]", **_WORDS}
     for word, meaning in words.items():
         text = re.sub(rf"\b{word}\b", meaning, text)
     parts = [_groups(group, fields) for group in groups.split()]
@@ -100,11 +118,13 @@ def sketch(name: str, fields: Fields) -> ModelConfig:
     return text_format.Parse(f"{' '.join(parts)} {name} {{ {text} }} {loss}", ModelConfig())
 
 
-def _towers(fields: Fields) -> str:
+def _towers(fields: Fields, after: str) -> str:
+    before = (None, *TASKS)
     return " ".join(
         f"task_towers {{ tower_name: '{task}' label_name: '{label}' mlp {{ SMALL }} "
-        "losses { binary_cross_entropy {} } metrics { auc {} } }"
-        for task, label in zip(TASKS, fields.labels, strict=False)
+        "losses { binary_cross_entropy {} } metrics { auc {} } "
+        f"{after.format(before=other) if other else ''} }}"
+        for other, task, label in zip(before, TASKS, fields.labels, strict=False)
     )
 
 
@@ -117,6 +137,10 @@ def _groups(word: str, fields: Fields) -> str:
         return _group(word.lower(), fields.ids[:1] if word == "DOMAIN" else fields.ids[1:3] or fields.ids)
     if word == "DENSE":
         return _group("dense", fields.numbers) if fields.numbers else ""
+    if word == "HISTORY":
+        if fields.history is None:
+            raise ValueError("needs a sequence of ids, in a table that an id of the row shares")
+        return _group("history", fields.history, "SEQUENCE")
     if word == "WIDE":
         return _group("wide", fields.ids, "WIDE")
     return _group(word.lower(), fields.ids if word in ("SPARSE", "FM") else both)

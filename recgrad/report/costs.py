@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -21,7 +21,7 @@ from recgrad.models.build import build_model
 from recgrad.models.sketches import Fields, sketch, sketched
 from recgrad.optim.sparse import Adagrad
 
-ROWS = 512
+ROWS, POSITIONS = 512, 50
 SECONDS = 0.4
 """How long each model is timed."""
 
@@ -50,11 +50,18 @@ class Cost:
 def model_costs(
     config: PipelineConfig, *, timed: bool = False, names: Sequence[str] | None = None
 ) -> Iterator[Cost]:
-    """The cost of each model that there is a sketch of, over a config's features without sequences."""
+    """The cost of each model that there is a sketch of, over a config's features.
+
+    Of its sequences only one is read, by models of a history: the first whose table a row's id shares.
+    """
     specs = [feature.spec for feature in features_of(config)]
     rows = [spec for spec in specs if not spec.sequence]
     fields = fields_of(rows, list(config.data_config.label_fields))
     batch = random_batch(rows, fields.labels)
+    if (history := history_of(specs)) is not None:
+        fields = replace(fields, history=(history[0].name, history[1].name))
+        batch = with_history(batch, history[1])
+        rows = [*rows, history[1]]
     for name in sketched() if names is None else names:
         if name not in sketched():
             raise RecgradError(f"list: no ranking model '{name}'{nearest(name, sketched())}")
@@ -103,6 +110,29 @@ def random_batch(specs: Sequence[FeatureSpec], labels: Sequence[str], rows: int 
     )
 
 
+def history_of(specs: Sequence[FeatureSpec]) -> tuple[FeatureSpec, FeatureSpec] | None:
+    """An id of the row and a sequence of ids in its table; None if there are none."""
+    ids = [spec for spec in specs if spec.kind is Kind.SPARSE and spec.embedding_dim]
+    by_table = {spec.embedding_name: spec for spec in ids if not spec.sequence}
+    for spec in ids:
+        if spec.sequence and spec.embedding_name in by_table:
+            return by_table[spec.embedding_name], spec
+    return None
+
+
+def with_history(batch: Batch, spec: FeatureSpec) -> Batch:
+    """The batch with POSITIONS random ids of a sequence in each row."""
+    count = POSITIONS * batch.size
+    ids = torch.randint(spec.num_rows, (count,), generator=torch.Generator().manual_seed(1))
+    ones = torch.ones(count, dtype=torch.int32)
+    weights = torch.ones(count) if spec.weighted else None
+    return replace(
+        batch,
+        sequence_lengths={spec.name: torch.full((batch.size,), POSITIONS, dtype=torch.int32)},
+        sequence_sparse=KeyedJagged((spec.name,), ids, ones, (count,), weights, True),
+    )
+
+
 def _build(config: ModelConfig, specs: Sequence[FeatureSpec], fields: Fields) -> Model:
     return build_model(config, specs, label_fields=list(fields.labels))
 
@@ -111,7 +141,8 @@ def _cost(name: str, model: Model, batch: Batch, timed: bool) -> Cost:
     counter = FlopCounterMode(display=False)
     with torch.no_grad():
         parts = model.eval().groups.gather(batch, model.engine)
-        with counter:
+        # In mixed precision attention runs on torch's operations, which are counted; kernels are not.
+        with counter, torch.autocast("cpu", torch.bfloat16):
             model.dense_half(parts)
     tables = model.groups.plan.tables
     return Cost(
