@@ -1,4 +1,12 @@
-"""Attention over the positions of a long history that hash like the query (ETA)."""
+"""Attention over the positions of a long history that hash like the query (ETA).
+
+```
+query q ─────┬──▶ sign(q·planes) ───┐ bits that differ
+             │                      ├──▶ the top_k nearest ──┐
+positions s ─┼──▶ sign(s·planes) ───┘                        │ s of these
+             └───────────────────────────────────────────────┴──▶ multi-head attention ──▶ output
+```
+"""
 
 from __future__ import annotations
 

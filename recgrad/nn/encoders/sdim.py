@@ -1,4 +1,12 @@
-"""Sums of the positions of a long history that fall into the query's hash buckets (SDIM)."""
+"""Sums of the positions of a long history that fall into the query's hash buckets (SDIM).
+
+```
+                                ┌──▶ q's bucket of group 1 ──▶ Σ s in it ──▶ / ‖·‖ ──┐
+positions s ──▶ sign(s·planes) ─┤                                …                   ├──▶ mean ──▶ output
+                                └──▶ q's bucket of group G ──▶ Σ s in it ──▶ / ‖·‖ ──┘
+query q ──────▶ sign(q·planes) ────▶ which bucket of each group
+```
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Attention over the positions of a long history that share a key with the query (SIM, hard search)."""
+"""Attention over the positions of a long history that share a key with the query (SIM, hard search).
+
+```
+query q ─────┬──▶ query_feature ──────┐ equal
+             │                        ├──▶ the first top_k ──┐
+positions s ─┼──▶ sequence_feature ───┘                      │ s of these
+             └───────────────────────────────────────────────┴──▶ multi-head attention ──▶ output
+```
+"""
 
 from __future__ import annotations
 
