@@ -23,8 +23,8 @@ from torch.nn import functional as F
 
 from recgrad.kernels.compile import compiled_with
 from recgrad.kernels.parallel import launch_block
+from recgrad.kernels.products import TILES
 from recgrad.kernels.simd import LANES, LINE
-from recgrad.kernels.tiles import SLACK, TILE
 from recgrad.nn import mlp_attention_kernels as k
 from recgrad.nn.jagged import Segments, segment_sum
 
@@ -32,6 +32,7 @@ SPAN = 128  # no span is longer; a row that is has several
 WINDOW = 64  # spans that begin in the same window of positions make a block
 TASK = 2048  # positions that a task has at least
 MAX_TASKS = 32
+SLACK = TILES.slack  # rows that a tile may run over the end of a matrix
 
 
 def mlp_attention(
@@ -176,7 +177,7 @@ class _Arguments:
         query, sequence, per_row, of_sequence, of_product, score, *weights = tensors
         self.blocks, self.tensors, self.held = blocks, tensors, list[Any]()
         self.dim = sequence.shape[1]
-        self.rows6 = _up(self.dim, TILE)
+        self.rows = self.dim + SLACK  # of a panel of A or C
         self.outs = [of_sequence.shape[0], *(w.shape[0] for w in weights[::2])]
         self.widths = [_up(width, LANES) for width in self.outs]
         self.slots = np.zeros(k.ARGUMENTS, np.int64)
@@ -196,8 +197,8 @@ class _Arguments:
         self.set(k.SEQUENCE, sequence.contiguous())
         self.set(k.QUERY, query.contiguous())
         self.set(k.PER_ROW, _pad(per_row, first))
-        self.set(k.A, _panels(of_sequence, first, self.rows6))
-        self.set(k.C, _panels(of_product, first, self.rows6))
+        self.set(k.A, _panels(of_sequence, first, self.rows))
+        self.set(k.C, _panels(of_product, first, self.rows))
         self.set(k.A_BACK, _panels(of_sequence.t(), columns, first))
         self.set(k.C_BACK, _panels(of_product.t(), columns, first))
         self.set(k.SCORE, _pad(score, self.widths[-1]))
@@ -225,17 +226,17 @@ class _Arguments:
         launch_block(compiled_with(over, body), self.slots, self.blocks.tasks)
 
     def _set_scratch(self) -> None:
-        """Rooms that a task has for itself; the first holds a panel of M."""
+        """Rooms that a task has for itself; the first holds as many panels of M as a tile takes at once."""
         position, room = _row_bytes(self.dim), self.blocks.room
         row, gradients = 4 * _up(self.dim, LANES) + LINE, max(map(_row_bytes, self.widths)) * room
         self.set(k.POSITION_ROW, position)
         self.set(k.GRADIENTS_BYTES, gradients)
-        end = LINE * max(self.rows6, self.widths[0])
+        end = TILES.most * LINE * max(self.rows, self.widths[0])
         for slot, size in (
             (k.AT_POSITIONS, position * room),
             (k.AT_QUERY, row),
             (k.AT_OUT, row),
-            (k.AT_OF_QUERY, LINE * self.rows6),
+            (k.AT_OF_QUERY, LINE * self.rows),
             (k.AT_GRADIENTS, 2 * gradients),
         ):
             self.set(slot, end)
@@ -250,9 +251,9 @@ class _Gradients:
     def __init__(self, arguments: _Arguments, grad: Tensor) -> None:
         a, self.arguments = arguments, arguments
         first, spans, tasks = a.widths[0], len(a.blocks.spans), a.blocks.tasks
-        shapes = [(a.rows6, first), (a.rows6, first), (a.widths[-1],)]
+        shapes = [(a.rows, first), (a.rows, first), (a.widths[-1],)]
         for before, width in zip(a.widths, a.widths[1:], strict=False):
-            shapes += [(_up(width, TILE), before), (width,)]
+            shapes += [(width + SLACK, before), (width,)]
         sizes = [math.prod(shape) for shape in shapes]
         self.sums = grad.new_zeros(tasks, sum(sizes))
         self.of_sequence = grad.new_empty(a.tensors[1].shape)

@@ -19,6 +19,7 @@ import numpy as np
 from numba import njit
 
 from recgrad.kernels.parallel import FIRST, next_task
+from recgrad.kernels.products import TILES
 from recgrad.kernels.simd import (
     LANES,
     LINE,
@@ -32,18 +33,7 @@ from recgrad.kernels.simd import (
     total,
     zeros16,
 )
-from recgrad.kernels.tiles import (
-    SLACK,
-    TILE,
-    add_products,
-    add_rows,
-    add_to,
-    copy_rows,
-    gated_product,
-    product,
-    relu_product,
-    tile6,
-)
+from recgrad.kernels.tiles import add_rows, add_to, copy_rows, store_row
 
 # What an argument block holds: int64 numbers and addresses.
 (TASKS, CUTS, ROW_CUTS, BLOCKS, SPANS, OFFSETS, KEEP, ROOM, LAYERS, TABLE) = range(FIRST, FIRST + 10)
@@ -58,6 +48,8 @@ ARGUMENTS = GRAD_SCORE + 1
 LAYER_FIELDS = 9
 SPAN_FIELDS = 3  # row, first position, number of positions
 
+product, product_from, group = TILES.product, TILES.product_from, TILES.group
+SLACK = TILES.slack  # rows that every block has more
 _LOWEST = np.float32(-np.inf)
 
 
@@ -81,20 +73,53 @@ def values(a, i, task, block, start):  # type: ignore[no-untyped-def]
 
 
 @njit
+def store_positive(t, p, value, to):  # type: ignore[no-untyped-def]
+    """max(0, value) to a matrix of rows."""
+    out, row = to
+    store(out + t * row + LINE * p, keep_positive(value, value))
+
+
+@njit
+def store_gated(t, p, value, to):  # type: ignore[no-untyped-def]
+    """The value where a gate, which lies as the output does, is above 0."""
+    out, row, gate = to
+    at = t * row + LINE * p
+    store(out + at, keep_positive(value, load16(gate + at)))
+
+
+@njit
+def store_sum(t, p, value, to):  # type: ignore[no-untyped-def]
+    """The value added to a matrix of rows."""
+    sums, row = to
+    add_to(sums + t * row + LINE * p, value)
+
+
+@njit
+def store_weighted(t, p, value, to):  # type: ignore[no-untyped-def]
+    """value + weight · part, exactly `count` rows of `width` numbers, with a weight for each row."""
+    out, row, weights, part, count, width = to
+    if t < count:
+        whole = multiply_add(splat16(load1(weights + 4 * t)), load16(part + LINE * p), value)
+        store_row(out + t * row + LINE * p, whole, width - LANES * p)
+
+
+@njit
 def forward_span(a, scratch, i, s, x):  # type: ignore[no-untyped-def]
     """The first layer of a span whose positions lie at s, to x."""
     row, count, dim = field(span_at(a, i), 0), field(span_at(a, i), 2), field(a, DIM)
     s_row, x_row, width = field(a, POSITION_ROW), layer(a, 0, STRIDE), layer(a, 0, WIDTH)
     q, c = field(a, QUERY) + 4 * dim * row, field(a, PER_ROW) + 4 * width * row
-    panel = LINE * ((dim + TILE - 1) // TILE * TILE)
-    for p in range(width // LANES):
-        of_s, of_product = field(a, A) + p * panel, field(a, C) + p * panel
-        for d in range(dim):
-            m = multiply_add(
-                splat16(load1(q + 4 * d)), load16(of_product + LINE * d), load16(of_s + LINE * d)
-            )
-            store(scratch + LINE * d, m)
-        relu_product(s, s_row, scratch, dim, load16(c + LINE * p), x + LINE * p, x_row, count)
+    panel, vectors, p = LINE * (dim + SLACK), width // LANES, 0
+    while p < vectors:
+        end = p + group(vectors - p)
+        for j in range(p, end):
+            of_s, of_product, to = field(a, A) + j * panel, field(a, C) + j * panel, scratch + (j - p) * panel
+            for d in range(dim):
+                by = splat16(load1(q + 4 * d))
+                store(to + LINE * d, multiply_add(by, load16(of_product + LINE * d), load16(of_s + LINE * d)))
+        bias = c + LINE * p
+        product_from(store_positive, (x, x_row), s, s_row, 4, scratch, panel, LINE, dim, bias, count, p, end)
+        p = end
 
 
 @njit
@@ -112,9 +137,10 @@ def forward_block(a, task, block):  # type: ignore[no-untyped-def]
     for i in range(1, field(a, LAYERS)):
         out, out_row = values(a, i, task, block, start), layer(a, i, STRIDE)
         steps, weight, bias = layer(a, i, INPUTS), layer(a, i, FORWARD), layer(a, i, BIAS)
-        for p in range(layer(a, i, WIDTH) // LANES):
-            panel = weight + p * steps * LINE
-            relu_product(x, x_row, panel, steps, load16(bias + LINE * p), out + LINE * p, out_row, n)
+        vectors, panel = layer(a, i, WIDTH) // LANES, steps * LINE
+        product_from(
+            store_positive, (out, out_row), x, x_row, 4, weight, panel, LINE, steps, bias, n, 0, vectors
+        )
         x, x_row = out, out_row
     width = layer(a, field(a, LAYERS) - 1, WIDTH)
     for t in range(n):
@@ -205,13 +231,17 @@ def backward_span(a, scratch, i, s, g, sums):  # type: ignore[no-untyped-def]
     copy_rows(field(a, QUERY) + 4 * dim * row, 0, q, 0, 1, dim)
     copy_rows(field(a, GRAD_OUT) + 4 * dim * row, 0, o, 0, 1, dim)
     out, w = field(a, GRAD_SEQUENCE) + 4 * dim * start, field(a, WEIGHTS) + 4 * start
-    for p in range((dim + LANES - 1) // LANES):
-        of_s, of_product = field(a, A_BACK) + p * width * LINE, field(a, C_BACK) + p * width * LINE
-        part, by = load16(q + LINE * p), load16(o + LINE * p)
-        for h in range(width):
-            m = multiply_add(part, load16(of_product + LINE * h), load16(of_s + LINE * h))
-            store(scratch + LINE * h, m)
-        product(g, g_row, scratch, width, w, by, out + LINE * p, 4 * dim, dim - LANES * p, count)
+    to, panel, vectors, p = (out, 4 * dim, w, o, count, dim), LINE * width, (dim + LANES - 1) // LANES, 0
+    while p < vectors:
+        end = p + group(vectors - p)
+        for j in range(p, end):
+            of_s, of_product = field(a, A_BACK) + j * panel, field(a, C_BACK) + j * panel
+            part, at = load16(q + LINE * j), scratch + (j - p) * panel
+            for h in range(width):
+                m = multiply_add(part, load16(of_product + LINE * h), load16(of_s + LINE * h))
+                store(at + LINE * h, m)
+        product(store_weighted, to, g, g_row, 4, scratch, panel, LINE, width, count, p, end)
+        p = end
     of_q = scratch + field(a, AT_OF_QUERY)
     first_weights(a, q, of_q, s, g, count, sums)
     for d in range(dim):
@@ -222,34 +252,22 @@ def backward_span(a, scratch, i, s, g, sums):  # type: ignore[no-untyped-def]
 def first_weights(a, q, of_q, s, g, count, sums):  # type: ignore[no-untyped-def]
     """Gradients of A, C and q from that of M = A + diag(q)·C, which is sᵀ·g."""
     dim, width, s_row, g_row = field(a, DIM), layer(a, 0, WIDTH), field(a, POSITION_ROW), layer(a, 0, STRIDE)
-    padded, row = (dim + TILE - 1) // TILE * TILE, 4 * width
-    of_s, of_product = field(a, GRAD_A) + sums, field(a, GRAD_C) + sums
-    for d in range(padded):
+    for d in range(dim + SLACK):
         store(of_q + LINE * d, zeros16())
-    for p in range(width // LANES):
-        c = field(a, C) + LINE * padded * p
-        for d in range(0, padded, TILE):
-            m0, m1, m2, m3, m4, m5 = tile6(s + 4 * d, 4, s_row, g + LINE * p, g_row, count, zeros16())
-            at, by, to, line = d * row + LINE * p, c + LINE * d, of_q + LINE * d, q + 4 * d
-            first_weight(m0, of_s + at, of_product + at, line, to, by)
-            at += row
-            first_weight(m1, of_s + at, of_product + at, line + 4, to + LINE, by + LINE)
-            at += row
-            first_weight(m2, of_s + at, of_product + at, line + 8, to + 2 * LINE, by + 2 * LINE)
-            at += row
-            first_weight(m3, of_s + at, of_product + at, line + 12, to + 3 * LINE, by + 3 * LINE)
-            at += row
-            first_weight(m4, of_s + at, of_product + at, line + 16, to + 4 * LINE, by + 4 * LINE)
-            at += row
-            first_weight(m5, of_s + at, of_product + at, line + 20, to + 5 * LINE, by + 5 * LINE)
+    panel = LINE * (dim + SLACK)
+    to = (field(a, GRAD_A) + sums, field(a, GRAD_C) + sums, 4 * width, q, of_q, field(a, C), panel)
+    product(first_weight, to, s, 4, s_row, g, LINE, g_row, count, dim, 0, width // LANES)
 
 
 @njit
-def first_weight(m, of_s, of_product, q, of_q, c):  # type: ignore[no-untyped-def]
+def first_weight(d, p, m, to):  # type: ignore[no-untyped-def]
     """One vector of those gradients."""
-    add_to(of_s, m)
-    store(of_product, multiply_add(splat16(load1(q)), m, load16(of_product)))
-    store(of_q, multiply_add(m, load16(c), load16(of_q)))
+    of_s, of_product, row, q, of_q, c, panel = to
+    at = d * row + LINE * p
+    add_to(of_s + at, m)
+    store(of_product + at, multiply_add(splat16(load1(q + 4 * d)), m, load16(of_product + at)))
+    by = load16(c + panel * p + LINE * d)
+    store(of_q + LINE * d, multiply_add(m, by, load16(of_q + LINE * d)))
 
 
 @njit
@@ -266,10 +284,10 @@ def backward_block(a, task, block):  # type: ignore[no-untyped-def]
         outputs, inputs, x_row = layer(a, i, WIDTH), layer(a, i - 1, WIDTH), layer(a, i - 1, STRIDE)
         x, out = values(a, i - 1, task, block, start), rooms + ((i - 1) % 2) * field(a, GRADIENTS_BYTES)
         add_rows(g, g_row, n, outputs, layer(a, i, GRAD_BIAS) + sums)
-        add_products(g, g_row, x, x_row, n, outputs, inputs, layer(a, i, GRAD_WEIGHT) + sums)
-        for p in range(inputs // LANES):
-            panel = layer(a, i, BACKWARD) + p * outputs * LINE
-            gated_product(g, g_row, panel, outputs, x + LINE * p, out + LINE * p, x_row, n)
+        vectors, sum_to = inputs // LANES, (layer(a, i, GRAD_WEIGHT) + sums, 4 * inputs)
+        product(store_sum, sum_to, g, 4, g_row, x, LINE, x_row, n, outputs, 0, vectors)
+        weight, panel = layer(a, i, BACKWARD), outputs * LINE
+        product(store_gated, (out, x_row, x), g, g_row, 4, weight, panel, LINE, outputs, n, 0, vectors)
         g, g_row = out, x_row
     s = scratch + field(a, AT_POSITIONS)
     copy_rows(field(a, SEQUENCE) + 4 * dim * start, 4 * dim, s, s_row, n, dim)
