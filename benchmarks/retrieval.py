@@ -1,9 +1,10 @@
 """Search, filters and evaluation over whole catalogues against named peers on the same vectors.
 
-    python benchmarks/retrieval.py [--json FILE] [--rounds N] [--items N]
+    python benchmarks/retrieval.py [--json FILE] [--rounds N] [--items N] [--only search,filter,training]
 
 Each comparison is first checked to find the same items; rounds are interleaved and medians compared.
-The last two bars need gowalla in ../shared/data and are left out without it.
+Draws of samplers and evaluation ("training") need gowalla in ../shared/data and are left out without it.
+How good recommendations are there: benchmarks/gowalla.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from recgrad.config import PipelineConfig
 from recgrad.retrieval.exact import PackedVectors
 from recgrad.serving.index import build_index
 
-DIM, QUERIES, K, BATCH = 64, 1000, 100, 2048
+DIM, QUERIES, K, BATCH, ITEMS = 64, 1000, 100, 2048, 40981
+EDGES = "userid:int64\titemid:int64\tweight:float"
 GOWALLA = Path(__file__).resolve().parents[1] / "../shared/data/gowalla"
 
 
@@ -89,7 +91,7 @@ def exact_search(rounds: int, items: int) -> list[Bar]:
     ]
 
 
-def filtered_search(rounds: int, items: int) -> Bar:
+def filtered_search(rounds: int, items: int) -> list[Bar]:
     vectors, queries = drawn(items)
     table = pa.table({"id": np.arange(items), "group": np.random.default_rng(1).integers(0, 20, items)})
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +105,7 @@ def filtered_search(rounds: int, items: int) -> Bar:
         assert (table["group"].to_numpy()[found] == 3).all()
         plain, filtered = medians(rounds, lambda: search(None), lambda: search("group == 3"))
     name = "recommend with a filter of 5 %, filter included: time over that without"
-    return Bar(name, filtered / plain, 1.5, at_least=False, note=against(filtered, plain))
+    return [Bar(name, filtered / plain, 1.5, at_least=False, note=against(filtered, plain))]
 
 
 CONFIG = """
@@ -154,18 +156,47 @@ def pairs(*names: str) -> pa.Table:
     return pa.table({"user_id": users, "item_id": items})
 
 
-def drawing(config: PipelineConfig, features: Any, rounds: int, step: float) -> Bar:
-    """What a batch costs more with a sampler, draws and the encoding of what was drawn, over a step."""
+ITEM_SIDE = 'num_sample: 1024 attr_fields: "item_id" item_id_field: "item_id"'
+USER_SIDE = (
+    f'user_input_path: "none" user_id_field: "user_id" item_input_path: "{{folder}}/items.txt" {ITEM_SIDE}'
+)
+POSITIVE = 'pos_edge_input_path: "{folder}/edges.txt"'
+HARD = 'hard_neg_edge_input_path: "{folder}/hard.txt" num_hard_sample: 1'
+SAMPLERS = {
+    "negative_sampler": f'input_path: "{{folder}}/items.txt" {ITEM_SIDE}',
+    "negative_sampler_v2": f"{USER_SIDE} {POSITIVE}",
+    "hard_negative_sampler": f"{USER_SIDE} {HARD}",
+    "hard_negative_sampler_v2": f"{USER_SIDE} {POSITIVE} {HARD}",
+}
+
+
+def write_tables(folder: str, train: pa.Table) -> None:
+    """The tables of samplers: items by their visits, edges of users, and two hard items of each user."""
+    users, items = train["user_id"].to_numpy(), train["item_id"].to_numpy()
+    counts = np.bincount(items, minlength=ITEMS)
+    lines = [f"{item}\t{count}\t{item}" for item, count in enumerate(counts)]
+    Path(f"{folder}/items.txt").write_text("\n".join(["id:int64\tweight:float\tattrs:string", *lines]))
+    every = np.unique(users).repeat(2)
+    hard = np.random.default_rng(0).integers(0, ITEMS, len(every))
+    for name, left, right in (("edges", users, items), ("hard", every, hard)):
+        lines = [f"{user}\t{item}\t1" for user, item in zip(left.tolist(), right.tolist())]
+        Path(f"{folder}/{name}.txt").write_text("\n".join([EDGES, *lines]))
+
+
+def drawing(config: PipelineConfig, folder: str, features: Any, rounds: int, step: float) -> list[Bar]:
+    """What a batch costs more with each sampler, draws and encoding of what was drawn, over a step."""
     from recgrad.data.loader import build_loader
     from recgrad.models.targets import find_targets
 
     loaders = []
-    for drawn_from in (True, False):
+    for name in ("", *SAMPLERS):
         one = PipelineConfig()
         one.CopyFrom(config)
         one.data_config.num_workers = 0
-        if not drawn_from:
-            one.data_config.ClearField("negative_sampler")
+        one.data_config.ClearField("negative_sampler")
+        if name:
+            text = f"{name} {{{{ {SAMPLERS[name]} }}}}".format(folder=folder)
+            text_format.Merge(text, one.data_config)
         loader = build_loader(
             one, one.train_input_path, features=features, targets=find_targets(one), training=True
         )
@@ -174,17 +205,21 @@ def drawing(config: PipelineConfig, features: Any, rounds: int, step: float) -> 
     def batches(loader: Any) -> int:
         return sum(batch.size > 0 for batch, _ in zip(loader.epoch(0), range(100)))
 
-    with_draws, without = medians(
-        max(rounds, 3), *(lambda loader=loader: batches(loader) for loader in loaders)
-    )
-    cost = max(with_draws - without, 0) / 100
-    note = f"{1e3 * cost:.2f} ms against {1e3 * step:.1f} ms"
-    return Bar(
-        "draws of negative_sampler: time over a DSSM step", cost / step, 0.05, at_least=False, note=note
-    )
+    without, *times = medians(max(rounds, 3), *(lambda loader=loader: batches(loader) for loader in loaders))
+    bars = []
+    for name, taken in zip(SAMPLERS, times, strict=True):
+        cost = max(taken - without, 0) / 100
+        note = f"{1e3 * cost:.2f} ms against {1e3 * step:.1f} ms"
+        what = f"draws of {name}: time over a DSSM step"
+        bars.append(Bar(what, cost / step, 0.05, at_least=False, note=note))
+    return bars
 
 
-def evaluation(rounds: int) -> list[Bar]:
+def training(rounds: int, items: int) -> list[Bar]:
+    """Draws over a step, and evaluation over an epoch, of gowalla, whatever the size of the searches."""
+    if not GOWALLA.exists():
+        print("gowalla is not in ../shared/data; draws and evaluation are left out")
+        return []
     from recgrad.data.features.build import features_of
     from recgrad.training.catalogue import CatalogueEvaluation
     from recgrad.training.run import load_trained
@@ -193,10 +228,8 @@ def evaluation(rounds: int) -> list[Bar]:
         train = pairs("train.txt", "valid.txt")
         pq.write_table(train, f"{folder}/train.parquet")
         pq.write_table(pairs("test.txt"), f"{folder}/test.parquet")
-        pq.write_table(pa.table({"item_id": np.arange(40981)}), f"{folder}/items.parquet")
-        counts = np.bincount(train["item_id"].to_numpy(), minlength=40981)
-        lines = [f"{item}\t{count}\t{item}" for item, count in enumerate(counts)]
-        Path(f"{folder}/items.txt").write_text("\n".join(["id:int64\tweight:float\tattrs:string", *lines]))
+        pq.write_table(pa.table({"item_id": np.arange(ITEMS)}), f"{folder}/items.parquet")
+        write_tables(folder, train)
         config = text_format.Parse(CONFIG.format(folder=folder), PipelineConfig())
         trained = PipelineConfig()
         trained.CopyFrom(config)
@@ -211,10 +244,13 @@ def evaluation(rounds: int) -> list[Bar]:
         def evaluate() -> dict[str, float]:
             return CatalogueEvaluation(config, features, task.model).run()
 
-        draws = drawing(config, features, rounds, BATCH / result.samples_per_sec)
+        draws = drawing(config, folder, features, rounds, BATCH / result.samples_per_sec)
         taken = statistics.median(seconds(evaluate) for _ in range(rounds))
     name = "evaluation of 29,858 users × 40,981 items, files included: time over an epoch"
-    return [draws, Bar(name, taken / epoch, 1, at_least=False, note=against(taken, epoch))]
+    return [*draws, Bar(name, taken / epoch, 1, at_least=False, note=against(taken, epoch))]
+
+
+PARTS = {"search": exact_search, "filter": filtered_search, "training": training}
 
 
 def main() -> None:
@@ -222,13 +258,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each pair (default: %(default)s)")
     parser.add_argument("--items", type=int, default=1_000_000, help="of the searches (default: %(default)s)")
+    parser.add_argument(
+        "--only", default=",".join(PARTS), metavar="A,B", help="parts to run (default: %(default)s)"
+    )
     args = parser.parse_args()
-    bars = exact_search(args.rounds, args.items)
-    bars.append(filtered_search(args.rounds, args.items))
-    if GOWALLA.exists():
-        bars += evaluation(args.rounds)
-    for bar in bars:
-        print(describe_bar(bar), flush=True)
+    names = args.only.split(",")
+    if odd := [name for name in names if name not in PARTS]:
+        parser.error(f"--only: no part '{odd[0]}' (there are: {', '.join(PARTS)})")
+    bars: list[Bar] = []
+    for name in names:
+        found = PARTS[name](args.rounds, args.items)
+        for bar in found:
+            print(describe_bar(bar), flush=True)
+        bars += found
     write_bars(args.json, bars)
 
 

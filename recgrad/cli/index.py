@@ -178,7 +178,10 @@ def _items(args: argparse.Namespace, embedder: Any) -> tuple[Any, Any, str, Any]
     from recgrad.data.readers.tables import open_table, read_table
     from recgrad.export.towers import embedded_blocks, golden_of_file, golden_rows
     from recgrad.export.vector_files import vectors_of
+    from recgrad.retrieval.tower_names import TREE_INSTEAD
 
+    if embedder is not None and "item" in embedder.towers and "user" not in embedder.towers:
+        raise RecgradError(f"index: '{args.model}' gives vectors of items alone; {TREE_INSTEAD}")
     reader = open_table(args.items or args.embedding_input_path, embedder.data if embedder else None)
     names = list(reader.schema.names)
     needed = [args.id_field] if embedder else [args.id_field, args.embedding_field]

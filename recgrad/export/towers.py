@@ -36,6 +36,7 @@ class Embedder(Protocol):
 
     similarity: str
     data: DataConfig | None
+    towers: Sequence[str]
 
     def columns(self, tower: str) -> Sequence[str]:
         """The columns that a tower reads."""
@@ -83,6 +84,7 @@ class TrainedTowers:
             )
         self.data: DataConfig | None = trained.config.data_config
         self.similarity = trained.task.model.similarity
+        self.towers: Sequence[str] = tuple(trained.task.model.tower_groups)
         self._make = cache(partial(TowerEncoder, trained.task.model, trained.features))
 
     def _tower(self, tower: str) -> Any:
@@ -112,6 +114,7 @@ class BundleTowers:
         self._scorer = Scorer.load(path, threads=threads)
         self.data: DataConfig | None = config.data_config
         self.similarity = similarity_of(config)
+        self.towers: Sequence[str] = self._scorer.towers
 
     def columns(self, tower: str) -> Sequence[str]:
         """The columns that a tower reads."""

@@ -170,6 +170,10 @@ class Model(nn.Module):
         """The feature groups of each tower that `embed` knows, such as {"user": …, "item": …}."""
         return {}
 
+    def tower_features(self, tower: str) -> set[str]:
+        """The features that a tower reads: those of its groups."""
+        return {name for group in self.tower_groups[tower] for name in self.groups.features[group]}
+
     def embed(self, batch: Batch, tower: str) -> Tensor:
         """Vectors of one tower, [rows, dim], from a batch with the features of its groups alone.
 
@@ -287,6 +291,11 @@ def _local_engine(*args: Any, **kwargs: Any) -> EmbeddingEngine:
 def _variational(groups: FeatureGroups, settings: Mapping[str, Any] | None) -> dict[str, nn.Module]:
     if settings is None:
         return {}
+    if summed := sorted(groups.plan.summed):
+        raise ConfigError(
+            f"model_config.variational_dropout: it drops features that stand side by side, and the group "
+            f"'{summed[0]}' adds them (combine: SUM); remove one of the two"
+        )
     fields = {group: list(groups.widths(group).values()) for group in groups.plan.rows}
     return {g: VariationalDropout(widths, **settings) for g, widths in fields.items() if len(widths) > 1}
 

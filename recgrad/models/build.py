@@ -146,6 +146,7 @@ def build_groups(config: model_pb2.ModelConfig) -> list[FeatureGroup]:
             ),
             tuple(map(_encoder, group.sequence_encoders)),
             group.embedding_name_suffix,
+            model_pb2.FeatureGroupConfig.Combine.Name(group.combine),
         )
         for group in config.feature_groups
     ]

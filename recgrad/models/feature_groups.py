@@ -3,7 +3,7 @@
 ```
 Batch ──▶ engine (one call) ──▶ gather: slices, no arithmetic ──▶ Parts ──▶ forward: dense embeddings,
                                                                   pooling, sequence encoders,
-                                                                  one cat a group ──▶ Inputs
+                                                                  one cat or sum a group ──▶ Inputs
 ```
 `gather` handles the batch's bookkeeping; `forward` is a function of tensors alone, so that it
 can be compiled, or exported, together with the model.
@@ -34,6 +34,8 @@ from recgrad.models.group_plan import (
 from recgrad.models.inputs import Inputs, Parts, PositionParts, RowParts, SequenceInput, SequenceParts
 from recgrad.nn.encoders.base import SequenceEncoder, SequenceFields, build_encoder
 from recgrad.nn.jagged import Segments, segment_mean, segment_sum
+
+ONE_DIM = "give them one embedding_dim"
 
 
 class FeatureGroups(nn.Module):
@@ -77,6 +79,8 @@ class FeatureGroups(nn.Module):
                     self._build_encoder(f"feature_groups[{group}].sequence_encoders[{i}]", spec)
                     for i, spec in enumerate(specs)
                 )
+        for group in self.plan.summed:
+            self._equal_width(group, self._field_widths(group), "combine: SUM needs", ONE_DIM)
         self.device = torch.device("cpu")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FeatureGroups:
@@ -106,7 +110,12 @@ class FeatureGroups(nn.Module):
         return group in self.plan.rows or group in self.plan.sequences
 
     def widths(self, group: str) -> dict[str, int]:
-        """Columns of each field of a DEEP or WIDE group, in column order."""
+        """Columns of each field of a DEEP or WIDE group, in column order; a sum is one field, the group's."""
+        fields = self._field_widths(group)
+        return {group: next(iter(fields.values()))} if group in self.plan.summed else fields
+
+    def _field_widths(self, group: str) -> dict[str, int]:
+        """Columns of each field of a DEEP or WIDE group, before a sum."""
         if group not in self.plan.rows:
             kind = "is a sequence group" if group in self.plan.sequences else "does not exist"
             raise ConfigError(
@@ -120,14 +129,17 @@ class FeatureGroups(nn.Module):
         """Columns of a DEEP or WIDE group."""
         return sum(self.widths(group).values())
 
-    def field_dim(self, group: str, remedy: str = "give them one embedding_dim") -> int:
+    def field_dim(self, group: str, remedy: str = ONE_DIM) -> int:
         """The width that all fields of a group have; an error with the remedy where they differ."""
+        return self._equal_width(group, self.widths(group), "needs", remedy)
+
+    def _equal_width(self, group: str, widths: Mapping[str, int], needs: str, remedy: str) -> int:
         first: dict[int, str] = {}
-        for name, width in self.widths(group).items():
+        for name, width in widths.items():
             first.setdefault(width, name)
         if len(first) != 1:
             got = ", ".join(f"'{name}' {width}" for width, name in sorted(first.items()))
-            what = f"needs features of equal width, got {got}; {remedy}"
+            what = f"{needs} features of equal width, got {got}; {remedy}"
             raise ConfigError([Problem(f"model_config.feature_groups[{group}]", what)])
         return next(iter(first))
 
@@ -207,6 +219,21 @@ class FeatureGroups(nn.Module):
             self.dense_embeddings.gather(batch.dense, numbers, self._columns),
             times=times,
         )
+
+    def gather_query(self, batch: Batch, engine: EmbeddingEngine | None, group: str) -> Parts:
+        """The parts of a sequence group's row features alone, from a batch without its sequences."""
+        fields = self._sequence(group).query
+        embedded = None if engine is None else self.ids.look_up(batch, engine, self.device, None)
+        batch = batch.with_inputs_on(self.device)
+        query = self._gather_rows(fields, batch, embedded)
+        lengths = torch.zeros(batch.size, dtype=torch.int64, device=self.device)
+        numbers = self.dense_embeddings.gather(batch.dense, set(fields.embedded), self._columns)
+        return Parts({}, {group: SequenceParts(query, None, (), lengths)}, numbers)
+
+    def query(self, parts: Parts, group: str) -> Tensor:
+        """The row features of a sequence group, [rows, query_dim], whatever its sequences are."""
+        numbers = {i: self.dense_embeddings[i](values) for i, values in parts.numbers.items()}
+        return _joined(self._row_columns(self._sequence(group).query, parts.sequences[group].query, numbers))
 
     def _gather_times(self, group: str, batch: Batch) -> Tensor:
         if group in self.plan.rows:
@@ -291,8 +318,17 @@ class FeatureGroups(nn.Module):
             for spec, encoder in self._encoders(group):
                 given = sequences[spec.input]
                 columns.append(encoder(given.query, given.sequence, given.lengths))
-            rows[group] = _joined(columns)
+            rows[group] = self._combined(group, columns)
         return Inputs(rows, sequences, parts.times)
+
+    def _combined(self, group: str, columns: Sequence[Tensor]) -> Tensor:
+        """The fields of a row group as the model sees them: side by side, or added up."""
+        if group not in self.plan.summed:
+            return _joined(columns)
+        width = self.dim(group)
+        # All sizes are said, since those of no rows cannot be inferred.
+        fields = [part.reshape(part.shape[0], part.shape[1] // width, width) for part in columns]
+        return torch.cat(fields, dim=1).sum(1) if len(fields) > 1 else fields[0].sum(1)
 
     def _sequence_input(
         self, plan: SequencePlan, part: SequenceParts, numbers: Mapping[int, Tensor]

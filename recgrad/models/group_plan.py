@@ -22,6 +22,7 @@ from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import ConfigError, Problem, nearest
 
 GROUP_KINDS = ("DEEP", "WIDE", "SEQUENCE", "JAGGED_SEQUENCE")
+COMBINES = ("CONCAT", "SUM")
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class FeatureGroup:
         sequences: sequences inside a DEEP group.
         encoders: what turns those sequences into columns of the group.
         embedding_name_suffix: gives the group tables of its own, named `table_suffix`.
+        combine: CONCAT (fields of a DEEP group side by side), or SUM (added up).
     """
 
     name: str
@@ -70,6 +72,7 @@ class FeatureGroup:
     sequences: Sequence[SequenceGroup] = ()
     encoders: Sequence[EncoderSpec] = ()
     embedding_name_suffix: str = ""
+    combine: str = "CONCAT"
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ class Plan:
         sequences: SEQUENCE groups, and sequence groups inside DEEP ones, by name.
         encoders: encoders of each DEEP group.
         features: every feature by name.
+        summed: DEEP groups whose fields are added up.
     """
 
     tables: tuple[TableSpec, ...]
@@ -121,6 +125,7 @@ class Plan:
     sequences: Mapping[str, SequencePlan]
     encoders: Mapping[str, tuple[EncoderSpec, ...]]
     features: Mapping[str, FeatureSpec]
+    summed: frozenset[str] = frozenset()
 
     def tables_of(self, group: str) -> set[str]:
         """The tables that a DEEP or WIDE group looks ids up in, its sequence encoders included."""
@@ -162,6 +167,7 @@ class _Planner:
         nested = [sequence.name for group in groups for sequence in group.sequences]
         self._check_names(nested + [g.name for g in groups if "SEQUENCE" in g.kind], "sequence_groups")
         for group in groups:
+            self._check_combine(group)
             if group.kind not in GROUP_KINDS:
                 self._problem(
                     group.name, f"group_type must be one of {', '.join(GROUP_KINDS)}, got {group.kind}"
@@ -190,6 +196,7 @@ class _Planner:
             sequences,
             encoders,
             self.features,
+            frozenset(group.name for group in groups if group.combine == "SUM"),
         )
 
     def _problem(self, group: str, what: str) -> None:
@@ -202,6 +209,14 @@ class _Planner:
     def _check_no_encoders(self, group: FeatureGroup) -> None:
         if group.sequences or group.encoders:
             self._problem(group.name, "sequence_groups and sequence_encoders belong in DEEP groups only")
+
+    def _check_combine(self, group: FeatureGroup) -> None:
+        if group.combine not in COMBINES:
+            self._problem(group.name, f"combine must be one of {', '.join(COMBINES)}, got {group.combine}")
+        elif group.combine != "CONCAT" and group.kind != "DEEP":
+            self._problem(
+                group.name, f"combine: {group.combine} belongs in DEEP groups only, got {group.kind}"
+            )
 
     def _specs(self, group: str, names: Iterable[str], needed: bool = True) -> list[FeatureSpec]:
         names = list(names)

@@ -7,6 +7,8 @@ SEQUENCE group (query = node) ──▶ multi-window DIN ──┬──▶ MLP 
 DEEP groups ─────────────────────────────────────────┘
 ```
 `tdm_sampler` makes its training rows: the ancestors of a row's item, and other nodes of each level.
+
+Users have no vectors; the vector of an item is the query, from which the next tree is built.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recgrad.data.batch import Batch
 from recgrad.errors import ConfigError
 from recgrad.models.base import MODELS, Model
-from recgrad.models.inputs import Inputs
+from recgrad.models.inputs import Inputs, Parts
 from recgrad.nn.encoders.multi_window_din import MultiWindowDINEncoder
 from recgrad.nn.mlp import MLP, MLPSettings
 
@@ -51,6 +54,23 @@ class TDM(Model):
         width = self.attention.out_features + sum(map(self.groups.dim, self.row_groups))
         self.final = MLP(width, **final)
         self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
+
+    @property
+    def tower_groups(self) -> dict[str, tuple[str, ...]]:
+        """Items alone: those of the sequence group that are no sequences."""
+        return {"item": (self.sequence_group,)}
+
+    def tower_features(self, tower: str) -> set[str]:
+        """The query's."""
+        return set(self.groups.plan.sequences[self.sequence_group].query.widths)
+
+    def embed(self, batch: Batch, tower: str) -> Tensor:
+        """The query of each row, from a batch that needs no histories."""
+        return self.tower_vectors(tower, self.groups.gather_query(batch, self.engine, self.sequence_group))
+
+    def tower_vectors(self, tower: str, parts: Parts) -> Tensor:
+        """The query of each row, [rows, dim]."""
+        return self.groups.query(parts, self.sequence_group)
 
     def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits of each row."""

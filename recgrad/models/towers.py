@@ -13,8 +13,9 @@ from recgrad.data.batch import Batch
 from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
-from recgrad.errors import DataError, RecgradError, nearest
+from recgrad.errors import DataError, RecgradError
 from recgrad.models.base import Model
+from recgrad.retrieval.tower_names import tower_hint
 
 ROWS = 4096  # of one pass
 
@@ -40,8 +41,8 @@ class TowerEncoder:
                     f"tower '{tower}': {kind} has no towers; take a model of two, such as dssm"
                 )
             known = ", ".join(groups)
-            raise RecgradError(f"no tower '{tower}'{nearest(tower, groups)} (there are: {known})")
-        names = {name for group in groups[tower] for name in model.groups.features[group]}
+            raise RecgradError(f"no tower '{tower}' (has: {known}){tower_hint(tower, groups)}")
+        names = model.tower_features(tower)
         self.model, self.tower = model, tower
         self._encoder = FeatureEncoder([feature for feature in features if feature.name in names])
         self.columns = self._encoder.columns

@@ -30,7 +30,8 @@ from recgrad.data.features.build import features_of
 from recgrad.data.features.spec import FeatureSpec
 from recgrad.data.plain.encoder import Cells, PlainEncoder, PlainRows
 from recgrad.embedding.mapped.tables import MappedTables
-from recgrad.errors import BundleError, ConfigError, DataError, nearest
+from recgrad.errors import BundleError, ConfigError, DataError
+from recgrad.retrieval.tower_names import tower_hint
 from recgrad.serving.explain import explain
 from recgrad.serving.inputs import ProgramInputs, by_row_only, one_sided
 from recgrad.serving.manifest import CONFIG, GOLDEN, GOLDEN_SCORES, Manifest, ProgramRecord, read_manifest
@@ -323,7 +324,7 @@ class Scorer:
     def _tower(self, tower: str) -> str:
         if tower not in self.towers:
             known = ", ".join(self.towers) or "none: it is not a two-tower model"
-            raise DataError(f"{self.path}: no tower '{tower}' (has: {known}){nearest(tower, self.towers)}")
+            raise DataError(f"{self.path}: no tower '{tower}' (has: {known}){tower_hint(tower, self.towers)}")
         return tower
 
     def explain(self, rows: Rows) -> dict[str, dict[str, npt.NDArray[np.float32]]]:

@@ -14,7 +14,7 @@ from google.protobuf import text_format
 from recgrad.check import check_rules
 from recgrad.check.capabilities import available
 from recgrad.config import PipelineConfig
-from recgrad.config.proto.model_pb2 import ModelConfig
+from recgrad.config.proto.model_pb2 import FeatureGroupConfig, ModelConfig
 from recgrad.errors import ConfigError, RecgradError
 from recgrad.losses.weighting import TaskWeighting
 from recgrad.models.base import MODELS
@@ -147,6 +147,14 @@ def test_variational_dropout(build, batch, config_of):
     kept, _ = model.dropped(inputs)
     widths = torch.tensor(list(model.groups.widths("deep").values()))
     torch.testing.assert_close(kept["deep"], inputs["deep"] * keep.repeat_interleave(widths))
+
+
+def test_variational_dropout_of_a_sum_is_refused(build, config_of):
+    config = config_of("dssm")
+    config.variational_dropout.SetInParent()
+    config.feature_groups[1].combine = FeatureGroupConfig.SUM
+    with pytest.raises(ConfigError, match=r"variational_dropout: .* 'item' adds them \(combine: SUM\)"):
+        build(config)
 
 
 def test_variational_dropout_of_columns(build, config_of):

@@ -119,6 +119,12 @@ def test_lookups_of_a_width_stand_together(specs):
             ],
             "two fields are called 'a'",
         ),
+        (
+            [FeatureGroup("w", ["a"], "WIDE", combine="SUM")],
+            "combine: SUM belongs in DEEP groups only, got WIDE",
+        ),
+        ([FeatureGroup("s", ["h"], "SEQUENCE", combine="SUM")], "DEEP groups only, got SEQUENCE"),
+        ([FeatureGroup("deep", ["a"], combine="MEAN")], "combine must be one of CONCAT, SUM, got MEAN"),
     ],
 )
 def test_refusals(groups, message, specs):
@@ -285,6 +291,42 @@ def test_encoders_append_their_columns(specs, run):
         s = positions[row]
         torch.testing.assert_close(inputs["deep"][row, 4:8], s.sum(0))
         torch.testing.assert_close(inputs["deep"][row, 8:], (s @ query[row]).softmax(0) @ s)
+
+
+def test_a_sum_adds_all_fields(specs, run):
+    features = [
+        specs.sparse("a"),
+        specs.sparse("bag", value_dim=0, pooling="mean"),
+        specs.dense("x", 4),
+        specs.dense("u", embedding_dim=4, dense_embedding=MLPEmbedding()),
+        specs.sparse("h", sequence=True, pooling="sum"),
+    ]
+    encoder = EncoderSpec("pooling_encoder", "s", {"pooling_type": "mean"})
+    parts = {"sequences": [SequenceGroup("s", ["h"])], "encoders": [encoder]}
+    names = ["a", "bag", "x", "u", "h"]
+    beside, engine, batch, wide = run([FeatureGroup("deep", names, **parts)], features)
+    summed = FeatureGroups([FeatureGroup("deep", names, **parts, combine="SUM")], features).double()
+    summed.load_state_dict(beside.state_dict())
+    assert len(beside.widths("deep")) == 6
+    assert (summed.widths("deep"), summed.dim("deep"), summed.field_dim("deep")) == ({"deep": 4}, 4, 4)
+    inputs = summed(summed.gather(batch, engine))
+    torch.testing.assert_close(inputs["deep"], wide["deep"].reshape(5, 6, 4).sum(1))
+
+
+def test_a_sum_of_one_field_is_that_field(specs, run):
+    _, _, _, inputs = run([FeatureGroup("deep", ["a"], combine="SUM")], [specs.sparse("a")])
+    _, _, _, plain = run([FeatureGroup("deep", ["a"])], [specs.sparse("a")])
+    assert torch.equal(inputs["deep"], plain["deep"])
+
+
+def test_fields_of_several_widths_are_not_added(specs):
+    features = [specs.sparse("a"), specs.sparse("b", 8), specs.dense("x")]
+    what = (
+        r"feature_groups\[deep\]: combine: SUM needs features of equal width, got 'x' 1, 'a' 4, 'b' 8; "
+        "give them one embedding_dim"
+    )
+    with pytest.raises(ConfigError, match=what):
+        FeatureGroups([FeatureGroup("deep", ["a", "b", "x"], combine="SUM")], features)
 
 
 def test_sequences_of_one_group_must_be_equally_long(specs, run):

@@ -10,7 +10,8 @@ import torch
 from google.protobuf import text_format
 from torch.nn import functional as F
 
-from recgrad.config.proto.model_pb2 import ModelConfig
+from recgrad.config.proto.model_pb2 import FeatureGroupConfig, ModelConfig
+from recgrad.config.proto.simi_pb2 import Similarity
 from recgrad.data.batch import Comparison
 from recgrad.training.task import Task
 
@@ -197,6 +198,31 @@ def test_a_learned_temperature_begins_where_it_is_set(name, config_of, build, ba
     with torch.no_grad():
         model.log_scale.fill_(50.0)
     torch.testing.assert_close(model(batch)["logits"], fixed * 100 * 0.25)
+
+
+@pytest.mark.parametrize("name", ["dssm", "dssm_v2"])
+def test_a_tower_takes_the_sum_of_its_features(name, config_of, build, batch):
+    """An id's vector and the mean of others', as in SimpleX (Mao et al. 2021)."""
+    config = config_of(name)
+    settings = getattr(config, name)
+    settings.output_dim, settings.similarity, settings.temperature = 0, Similarity.Value("INNER_PRODUCT"), 0.5
+    for group, features, tower in zip(
+        config.feature_groups, (["a", "b"], ["c"]), (settings.user_tower, settings.item_tower), strict=True
+    ):
+        group.feature_names[:] = features
+        group.combine = FeatureGroupConfig.SUM
+        tower.ClearField("mlp")
+    model = build(config)
+    assert not list(model.dense_named_parameters())
+    tables, bags = model.engine.tables, batch.sparse["b"]
+    means = [
+        rows.mean(0) if len(rows) else rows.sum(0)
+        for rows in tables["b"][bags.values].split(bags.lengths.tolist())
+    ]
+    users = tables["a"][batch.sparse["a"].values] + torch.stack(means)
+    torch.testing.assert_close(model.user_embedding(batch), users)
+    items = tables["c"][batch.sparse["c"].values]
+    torch.testing.assert_close(model(batch)["logits"][:, 0], (users * items).sum(1) / 0.5)
 
 
 def test_metrics_take_no_notice_of_what_is_left_out(sampled):

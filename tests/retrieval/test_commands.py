@@ -55,7 +55,7 @@ def test_embed_needs_the_columns_of_one_tower_alone(
     np.testing.assert_allclose(shown, vectors("user", shop.users), rtol=1e-5)
     capsys.readouterr()
     assert run("embed", model_dir, "--tower", "itm", *arguments) == 2
-    assert "no tower 'itm'; did you mean 'item'? (there are: user, item)" in capsys.readouterr().err
+    assert "no tower 'itm' (has: user, item); did you mean 'item'?" in capsys.readouterr().err
     assert run("embed", model_dir, "--tower", "item", *arguments) == 2
     assert "column 'item_id' is not in users.parquet" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""mind, dat and tdm, with their samplers: killed runs resume bit for bit, and two processes train."""
+"""Models of the examples on gowalla: killed runs resume bit for bit, and two processes train."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 import recgrad
 from recgrad.training.checkpoint import read_checkpoint
 
-NAMES = ["mind", "dat", "tdm"]
+NAMES = ["mind", "dat", "tdm", "two_towers"]
 KILLED = """
 import os, signal, sys
 from recgrad.cli.main import main

@@ -23,6 +23,7 @@ from recgrad.serving.scorer import Scorer
 from recgrad.serving.served import Served
 from recgrad.serving.tree import load_tree
 from recgrad.serving.tree_search import search_tree
+from recgrad.training.checkpoint import read_checkpoint
 
 ITEMS, KINDS, USERS = 60, 6, 50
 CONFIG = """
@@ -176,6 +177,40 @@ def test_a_bundle_searches_as_its_checkpoint_does(folder: Path, bundle: Path, tm
     theirs = recommended(folder, tmp_path / "b.parquet", "--k", 8)
     assert ours["items"] == theirs["items"]
     np.testing.assert_allclose(ours["scores"], theirs["scores"], rtol=1e-4)
+
+
+def test_items_have_the_vectors_that_the_next_tree_is_built_from(
+    folder: Path, bundle: Path, tmp_path: Path
+) -> None:
+    items, out = folder / "items.parquet", tmp_path / "vectors.parquet"
+    vectors = []
+    for model in (folder / "model", bundle):
+        assert run("embed", model, "--tower", "item", "--input", items, "--output", out) == 0
+        vectors.append(np.stack(pq.read_table(out)["item_tower_emb"].to_numpy()))
+    ids = pq.read_table(items)["item_id"].to_numpy()
+    checkpoint = read_checkpoint(sorted((folder / "model").glob("model.ckpt-*"))[-1])
+    (table,) = [table for table in checkpoint.tables if table.name == "items"]
+    by_id = dict(zip(table.row_ids.tolist(), table.weights))
+    expected = np.stack([by_id[item] for item in ids.tolist()])
+    for found in vectors:
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    flags = ["--item-input-path", out, "--embedding-field", "item_tower_emb", "--raw-attr-fields", "price"]
+    assert run("tdm-tree", *flags, "--attr-fields", "kind", "--tree-output-dir", tmp_path / "tree") == 0
+    found = recommended(folder, tmp_path / "lists.parquet", "--k", 5, "--index", tmp_path / "tree")
+    assert {len(own) for own in found["items"]} == {5}
+
+
+def test_users_have_no_vectors(
+    folder: Path, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--input", folder / "test.parquet", "--output", tmp_path / "x.parquet"]
+    hint = "its users have no vectors: `recgrad recommend --kind tdm --index TREE`"
+    for model in (folder / "model", bundle):
+        assert run("embed", model, "--tower", "user", *files) == 2
+        assert f"no tower 'user' (has: item); {hint}" in capsys.readouterr().err
+        assert run("index", model, "--items", folder / "items.parquet", "--out", tmp_path / "index") == 2
+        assert f"gives vectors of items alone; {hint}" in capsys.readouterr().err
+        assert not (tmp_path / "index").exists()
 
 
 def test_a_tree_is_served_and_followed(folder: Path, bundle: Path, tmp_path: Path) -> None:

@@ -102,17 +102,33 @@ class FeatureGroupConfig(message.Message):
 
     DESCRIPTOR: descriptor.Descriptor
 
+    class _Combine:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _CombineEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[FeatureGroupConfig._Combine.ValueType], builtins.type):
+        DESCRIPTOR: descriptor.EnumDescriptor
+        CONCAT: FeatureGroupConfig._Combine.ValueType  # 0
+        SUM: FeatureGroupConfig._Combine.ValueType  # 1
+
+    class Combine(_Combine, metaclass=_CombineEnumTypeWrapper): ...
+    CONCAT: FeatureGroupConfig.Combine.ValueType  # 0
+    SUM: FeatureGroupConfig.Combine.ValueType  # 1
+
     GROUP_NAME_FIELD_NUMBER: builtins.int
     FEATURE_NAMES_FIELD_NUMBER: builtins.int
     GROUP_TYPE_FIELD_NUMBER: builtins.int
     SEQUENCE_GROUPS_FIELD_NUMBER: builtins.int
     SEQUENCE_ENCODERS_FIELD_NUMBER: builtins.int
     EMBEDDING_NAME_SUFFIX_FIELD_NUMBER: builtins.int
+    COMBINE_FIELD_NUMBER: builtins.int
     group_name: builtins.str
     """As models and towers name it."""
     group_type: FeatureGroupType.ValueType
     embedding_name_suffix: builtins.str
     """Gives the group tables of its own."""
+    combine: FeatureGroupConfig.Combine.ValueType
+    """Ours: the fields of a DEEP group side by side, or added up, which needs them equally wide."""
     @builtins.property
     def feature_names(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Ours: also patterns, `*`, `user_*`, by kind `id_feature:*`, by side `item:*`; `!tag` leaves out."""
@@ -132,10 +148,11 @@ class FeatureGroupConfig(message.Message):
         sequence_groups: abc.Iterable[SeqGroupConfig] | None = ...,
         sequence_encoders: abc.Iterable[seq_encoder_pb2.SeqEncoderConfig] | None = ...,
         embedding_name_suffix: builtins.str | None = ...,
+        combine: FeatureGroupConfig.Combine.ValueType | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["embedding_name_suffix", b"embedding_name_suffix", "group_name", b"group_name", "group_type", b"group_type"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["combine", b"combine", "embedding_name_suffix", b"embedding_name_suffix", "group_name", b"group_name", "group_type", b"group_type"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["embedding_name_suffix", b"embedding_name_suffix", "feature_names", b"feature_names", "group_name", b"group_name", "group_type", b"group_type", "sequence_encoders", b"sequence_encoders", "sequence_groups", b"sequence_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["combine", b"combine", "embedding_name_suffix", b"embedding_name_suffix", "feature_names", b"feature_names", "group_name", b"group_name", "group_type", b"group_type", "sequence_encoders", b"sequence_encoders", "sequence_groups", b"sequence_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
