@@ -20,6 +20,7 @@ from recgrad.kernels.parallel import SIGNATURE
 _log = logging.getLogger("recgrad.kernels")
 _NOTICEABLE_SECONDS = 0.8
 _LOOK_SECS, _LONGEST_SECS = 0.05, 60.0
+_MOST_FILES = 1 << 16
 
 
 class Wanted(NamedTuple):
@@ -32,6 +33,8 @@ class Wanted(NamedTuple):
 
 _ahead: dict[Wanted, threading.Thread] = {}
 """What another process compiles, and a thread that ends with it."""
+_here: set[Wanted] = set()
+"""What this process has."""
 
 
 @cache
@@ -58,9 +61,10 @@ def compile_ahead(wanted: Sequence[Wanted], processes: int) -> None:
 
     Whoever asks for one of them waits for it, or compiles it where that came to nothing.
     """
-    if not is_kept() or not hasattr(os, "fork"):
+    if sys.platform != "linux" or not is_kept():
         return
-    missing = [one for one in dict.fromkeys(wanted) if one not in _ahead and _is_missing(one)]
+    new = [one for one in dict.fromkeys(wanted) if one not in _ahead and one not in _here]
+    missing = [one for one in new if _is_missing(one)]
     for i in range(min(processes, len(missing))):
         group = missing[i::processes]
         _ahead.update(dict.fromkeys(group, _compile_elsewhere(group)))
@@ -74,7 +78,7 @@ def _compile_elsewhere(group: Sequence[Wanted]) -> threading.Thread:
         child = os.fork()
     if child == 0:
         try:
-            logging.disable()
+            _let_go()
             for one in group:
                 _build(one)
         finally:
@@ -82,6 +86,15 @@ def _compile_elsewhere(group: Sequence[Wanted]) -> threading.Thread:
     ends = threading.Thread(target=os.waitpid, args=(child, 0), daemon=True)
     ends.start()
     return ends
+
+
+def _let_go() -> None:
+    """Keep nothing open that is this process's own: its locks and pipes must end with it, not with a copy."""
+    logging.disable()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nothing, descriptor)
+    os.closerange(3, _MOST_FILES)
 
 
 def _kernel(wanted: Wanted) -> Any:
@@ -93,6 +106,7 @@ def _kernel(wanted: Wanted) -> Any:
                 break
             time.sleep(_LOOK_SECS)
     kernel = _build(wanted)
+    _here.add(wanted)
     seconds = time.perf_counter() - begin
     # On a busy machine it may take as long to load one that was kept.
     if seconds > _NOTICEABLE_SECONDS and (elsewhere is not None or not kernel.cache_hits):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,7 @@ def said(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kernels, "_NOTICEABLE_SECONDS", 0.0)
     compiled_with.cache_clear()
+    monkeypatch.setattr(kernels, "_here", set())
     monkeypatch.setattr(logging.getLogger("recgrad"), "propagate", True)
     caplog.set_level("INFO", logger="recgrad")
     return caplog
@@ -79,6 +83,7 @@ def test_kernels_that_other_processes_compile_are_waited_for_and_loaded(
     for child in children:
         child.join(60)
     assert not kernels._ahead
+    kernels._here.clear()
     kernels.compile_ahead(wanted, processes=2)
     assert not kernels._ahead, "nothing is missing"
 
@@ -90,3 +95,22 @@ def test_a_kernel_that_no_other_process_got_done_is_compiled_here(
     kernels.compile_ahead([Wanted(calling, fourfold, SIGNATURE)], processes=2)
     kernel = compiled_with(calling, fourfold, SIGNATURE)
     assert (kernel.ctypes(3.0), kernel.cache_hits) == (12.0, 0)
+
+
+def test_what_another_process_compiles_holds_no_lock_of_this_one(
+    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "lock").write_text("")
+    held = os.open(tmp_path / "lock", os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    reads, writes = os.pipe()  # closed after the lock
+    monkeypatch.setattr(kernels, "_build", lambda wanted: time.sleep(10))
+    child = kernels._compile_elsewhere([Wanted(calling, twice, SIGNATURE)])
+    os.close(held)
+    os.close(writes)
+    assert os.read(reads, 1) == b"", "the other process would have to close it as well"
+    again = os.open(tmp_path / "lock", os.O_RDWR)
+    fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert child.is_alive()
+    os.close(again)
+    os.close(reads)
