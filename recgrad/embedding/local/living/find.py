@@ -18,14 +18,16 @@ from recgrad.embedding.local.living.layout import (
     PENDING,
     REFUSED,
     REFUSED_ROWS,
+    ROUND,
     STEP,
     UNKNOWN,
     UNKNOWN_ROWS,
+    ZCH,
 )
 from recgrad.embedding.local.living.window import note_misses
 from recgrad.kernels import simd
 from recgrad.kernels.parallel import FIRST, next_task
-from recgrad.kernels.simd import fetch_add, field, load_i64, prefetch_to_write, store_i64
+from recgrad.kernels.simd import fetch_add, field, load_i64, prefetch, prefetch_to_write, store_i64
 
 IDS_PER_TASK = 4096
 AHEAD = 32  # ids between asking for an entry of the index and reading it
@@ -133,7 +135,7 @@ def note_tasks(a: int) -> None:
 
 @njit(nogil=True)
 def rest_tasks(a: int) -> None:
-    """After a round: rows of keys that had none; of all keys where TRAINING is 2."""
+    """Rows of keys that had none; where there was a round, also of those whose rows are others' by now."""
     while True:
         task = next_task(a)
         if task >= field(a, TASK_COUNT):
@@ -141,9 +143,24 @@ def rest_tasks(a: int) -> None:
         piece = field(a, TASKS) + 24 * task
         job = field(a, JOBS) + 8 * JOB_COLUMNS * field(piece, 0)
         line, keys, rows = field(job, JOB_LINE), field(job, JOB_KEYS), field(job, JOB_ROWS)
-        every = field(a, TRAINING) == 2
-        for i in range(field(piece, 1), field(piece, 2)):
-            if every or load_i64(rows + 8 * i) < 0:
+        first, last = field(piece, 1), field(piece, 2)
+        if field(line, ROUND) != 0 and field(line, ZCH) != 0:
+            _forget_others(field(line, META), keys, rows, first, last)
+        for i in range(first, last):
+            if i + AHEAD < last and load_i64(rows + 8 * (i + AHEAD)) < 0:
+                prefetch_key(line, load_i64(keys + 8 * (i + AHEAD)))
+            if load_i64(rows + 8 * i) < 0:
                 key = load_i64(keys + 8 * i)
                 row = find(line, key)
                 store_i64(rows + 8 * i, row if row >= 0 else stand_in(line, key, True))
+
+
+@njit(nogil=True)
+def _forget_others(meta: int, keys: int, rows: int, first: int, last: int) -> None:
+    """Set rows that belong to other keys by now to −1."""
+    for i in range(first, last):
+        if i + MARKS_AHEAD < last and load_i64(rows + 8 * (i + MARKS_AHEAD)) >= 0:
+            prefetch(meta + 16 * load_i64(rows + 8 * (i + MARKS_AHEAD)))
+        row = load_i64(rows + 8 * i)
+        if row >= 0 and load_i64(meta + 16 * row) != load_i64(keys + 8 * i):
+            store_i64(rows + 8 * i, -1)

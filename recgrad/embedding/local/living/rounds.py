@@ -1,11 +1,6 @@
 """A round: keys that have waited are admitted, others make room for them.
 
-Scores, of which the lowest leave first; ties by key, the smaller first, so that nothing depends on where
-rows lie:
-
-    LAST       the last pass in which the key was seen
-    COUNT      how often it was seen, then the last pass
-    DISTANCE   count / (now − last + 1)^decay
+What keys are worth, and who leaves, see candidates.py.
 """
 
 from __future__ import annotations
@@ -15,11 +10,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from recgrad.embedding.living import COUNT, DISTANCE, NEVER
+from recgrad.embedding.living import NEVER
 from recgrad.embedding.local.initializer import mix, row_stream, unit
 from recgrad.embedding.local.layout import CHANGED, KIND, STRIDE, WEIGHTS
 from recgrad.embedding.local.layout import COUNT as TOUCHED
-from recgrad.embedding.local.living.index import MIN_MOVES, MOVES_PER_INSERT, add, move, remove
+from recgrad.embedding.local.living.candidates import beaten, candidates, scores_of
+from recgrad.embedding.local.living.index import MIN_MOVES, MOVES_PER_INSERT, add, move, prefetch_key, remove
 from recgrad.embedding.local.living.layout import (
     ADMITTED,
     CAPACITY,
@@ -57,13 +53,11 @@ from recgrad.embedding.local.living.window import clear, counted
 from recgrad.embedding.local.rows import untouched
 from recgrad.kernels import simd
 from recgrad.kernels.parallel import FIRST, next_task
-from recgrad.kernels.simd import field, load_f64, load_i32, load_i64, store_i64
+from recgrad.kernels.simd import field, load_f64, load_i32, load_i64, prefetch_to_write, store_i64
 
 NONE, ABOVE, MEAN, CHANCE = range(4)
 _NOBODY = -1
-_KNOWN_AGES = 1024
-_SAMPLED_FROM = 1024  # keys
-_SAMPLE = 4096
+_AHEAD = 12  # keys between asking for memory and writing to it
 TTL_PARTS = 16  # of its ttl may go by before a row that has expired is taken away
 
 # Arguments of `round_tasks`.
@@ -73,33 +67,6 @@ LINES, LINE_COUNT = FIRST, FIRST + 1
 @njit(nogil=True)
 def _add_to(line: int, column: int, value: int) -> None:
     store_i64(line + 8 * column, field(line, column) + value)
-
-
-@njit(nogil=True)
-def score(policy: int, count: int, last: int, now: int, decay: float) -> Any:
-    """What a key is worth, for LAST and COUNT."""
-    if policy == COUNT:
-        return (count << 31) | last
-    return last
-
-
-@njit(nogil=True)
-def _scores(policy, counts, lasts, now, decay):  # type: ignore[no-untyped-def]
-    """What keys are worth, as int64 in the same order."""
-    n = len(counts)
-    if policy == DISTANCE:
-        values = np.empty(n, np.float64)
-        known = np.empty(_KNOWN_AGES, np.float64)  # powers take long, and most ages occur often
-        for age in range(_KNOWN_AGES):
-            known[age] = (age + 1.0) ** decay
-        for i in range(n):
-            age = now - lasts[i]
-            values[i] = counts[i] / (known[age] if age < _KNOWN_AGES else (age + 1.0) ** decay)
-        return values.view(np.int64)  # positive floats are ordered as their bits are
-    scores = np.empty(n, np.int64)
-    for i in range(n):
-        scores[i] = score(policy, counts[i], lasts[i], now, decay)
-    return scores
 
 
 @njit(nogil=True)
@@ -150,84 +117,27 @@ def take_row(line: int, row: int) -> None:
 
 
 @njit(nogil=True)
-def _incumbents(line: int, before: int) -> Any:
-    """Rows, keys and scores of the keys that were last seen before a pass."""
-    most = field(line, LIVE)
-    rows, keys = np.empty(most, np.int64), np.empty(most, np.int64)
-    counts, lasts = np.empty(most, np.int64), np.empty(most, np.int64)
-    n = 0
-    meta = field(line, META)
-    for row in range(field(line, RESERVED), field(line, HIGH)):
-        key, mark = load_i64(meta + 16 * row), load_i64(meta + 16 * row + 8)
-        if key >= 0 and (mark >> 32) < before:
-            rows[n], keys[n], counts[n], lasts[n] = row, key, mark & 0xFFFFFFFF, mark >> 32
-            n += 1
-    scores = _scores(
-        field(line, POLICY), counts[:n], lasts[:n], field(line, STEP), load_f64(field(line, DECAY))
-    )
-    return rows[:n], keys[:n], scores
+def take_rows(line: int, rows: Any, keys: Any, chosen: Any) -> None:
+    """Take the chosen of some rows from their keys; what each needs of memory is asked for ahead."""
+    meta, table = field(line, META), field(line, 0)
+    weights, stride = field(table, WEIGHTS), field(table, STRIDE)
+    n = len(chosen)
+    for i in range(n):
+        if i + _AHEAD < n:
+            row = rows[chosen[i + _AHEAD]]
+            prefetch_key(line, keys[chosen[i + _AHEAD]])
+            prefetch_to_write(meta + 16 * row)
+            prefetch_to_write(weights + stride * row)
+        take_row(line, rows[chosen[i]])
 
 
 @njit(nogil=True)
-def _sample_limit(line: int, before: int, k: int, powers: Any) -> Any:
-    """A score that about 2k keys are at most worth, from every few rows; −1 where that cannot be told."""
-    first, high, live = field(line, RESERVED), field(line, HIGH), field(line, LIVE)
-    stride = max((high - first) // min(_SAMPLE, live // 4), 1)
-    found = np.empty((high - first) // stride + 1, np.float64)
-    n = 0
-    meta, now, policy = field(line, META), field(line, STEP), field(line, POLICY)
-    for row in range(first, high, stride):
-        mark = load_i64(meta + 16 * row + 8)
-        if load_i64(meta + 16 * row) >= 0 and (mark >> 32) < before:
-            found[n] = _worth(policy, mark & 0xFFFFFFFF, mark >> 32, now, powers)
-            n += 1
-    place = 2 * k * n // live + 24
-    if place >= n // 2:
-        return -1.0
-    return np.sort(found[:n])[place]
-
-
-@njit(nogil=True)
-def _worth(policy: int, count: int, last: int, now: int, powers: Any) -> Any:
-    """A key's score as a float, in the same order up to rounding; powers are those of ages."""
-    if policy == DISTANCE:
-        age = now - last
-        return count / (powers[age] if age < _KNOWN_AGES else (age + 1.0) ** powers[_KNOWN_AGES])
-    if policy == COUNT:
-        return float(count)
-    return float(last)
-
-
-@njit(nogil=True)
-def _candidates(line: int, before: int, k: int) -> Any:
-    """As `_incumbents`, but where k keys are few perhaps only some, among which the k lowest are.
-
-    Looking at all keys is most of what a round costs: a limit that is estimated from a sample leaves few of
-    them, and where it leaves too few, all are taken.
-    """
-    live = field(line, LIVE)
-    if live < _SAMPLED_FROM or k > live // 8:
-        return _incumbents(line, before)
-    decay = load_f64(field(line, DECAY))
-    powers = np.empty(_KNOWN_AGES + 1, np.float64)
-    for age in range(_KNOWN_AGES):
-        powers[age] = (age + 1.0) ** decay
-    powers[_KNOWN_AGES] = decay
-    limit = _sample_limit(line, before, k, powers)
-    rows, keys = np.empty(live, np.int64), np.empty(live, np.int64)
-    counts, lasts = np.empty(live, np.int64), np.empty(live, np.int64)
-    n = 0
-    meta, now, policy = field(line, META), field(line, STEP), field(line, POLICY)
-    if limit >= 0:
-        for row in range(field(line, RESERVED), field(line, HIGH)):
-            key, mark = load_i64(meta + 16 * row), load_i64(meta + 16 * row + 8)
-            count, last = mark & 0xFFFFFFFF, mark >> 32
-            if key >= 0 and last < before and _worth(policy, count, last, now, powers) <= limit:
-                rows[n], keys[n], counts[n], lasts[n] = row, key, count, last
-                n += 1
-    if n < k:
-        return _incumbents(line, before)
-    return rows[:n], keys[:n], _scores(policy, counts[:n], lasts[:n], now, decay)
+def _ask_ahead(line: int, key: int) -> None:
+    """Bring near what `give_row` will need for a key, some keys later."""
+    prefetch_key(line, key)
+    place = field(line, FREE_COUNT) - 1 - _AHEAD
+    if place >= 0:
+        prefetch_to_write(field(line, META) + 16 * np.int64(load_i32(field(line, FREE) + 4 * place)))
 
 
 @njit(nogil=True)
@@ -305,23 +215,25 @@ def _window_round(line: int) -> None:
     keys, counts, lasts = _newcomers(line, _refresh(line))
     _expire(line)
     policy, now, decay = field(line, POLICY), field(line, STEP), load_f64(field(line, DECAY))
-    scores = _scores(policy, counts, lasts, now, decay)
-    # The best first: by score, then count, then the smaller key.
-    order = by_score(-counts, keys)
-    order = order[np.argsort(-scores[order], kind="mergesort")]
+    scores = scores_of(policy, counts, lasts, now, decay)
     room = field(line, CAPACITY) - field(line, LIVE)
     admitted = min(room, len(keys))
     if len(keys) > room:
-        rows, own_keys, own = _candidates(line, now + 1, min(len(keys) - room, field(line, LIVE)))
+        rows, own_keys, own = candidates(line, now + 1, min(len(keys) - room, field(line, LIVE)))
         worst = lowest(own, own_keys, min(len(keys) - room, len(rows)))
-        worst = worst[by_score(own[worst], own_keys[worst])]
-        for i in range(len(worst)):
-            if scores[order[room + i]] <= own[worst[i]]:
-                break
-            take_row(line, rows[worst[i]])
-            _add_to(line, EVICTED, 1)
-            admitted += 1
+        losers = beaten(scores, own[worst], room)
+        if losers < len(worst):
+            worst = lowest(own, own_keys, losers)
+        take_rows(line, rows, own_keys, worst)
+        _add_to(line, EVICTED, losers)
+        admitted += losers
+    order = np.arange(len(keys))
+    if 0 < admitted < len(keys):  # the best first: by score, then count, then the smaller key
+        order = by_score(-counts, keys)
+        order = order[np.argsort(-scores[order], kind="mergesort")]
     for i in range(admitted):
+        if i + _AHEAD < admitted:
+            _ask_ahead(line, keys[order[i + _AHEAD]])
         j = order[i]
         give_row(line, keys[j], counts[j], lasts[j])
     _add_to(line, ADMITTED, admitted)
@@ -337,11 +249,10 @@ def _make_room(line: int, wanted: int) -> int:
     if wanted <= room or field(line, POLICY) == NEVER:
         return min(wanted, room)
     gone = wanted - room + field(line, SLACK)
-    rows, keys, scores = _candidates(line, field(line, SAFE), gone)
+    rows, keys, scores = candidates(line, field(line, SAFE), gone)
     gone = min(gone, len(rows))
     chosen = lowest(scores, keys, gone)
-    for i in range(len(chosen)):
-        take_row(line, rows[chosen[i]])
+    take_rows(line, rows, keys, chosen)
     _add_to(line, EVICTED, gone)
     return min(wanted, room + gone)
 
@@ -361,6 +272,8 @@ def _batch_round(line: int) -> None:
     _add_to(line, TURNED_AWAY, n - m)
     room = _make_room(line, m)
     for i in range(room):
+        if i + _AHEAD < room:
+            _ask_ahead(line, load_i64(wanted[i + _AHEAD]))
         give_row(line, load_i64(wanted[i]), load_i64(wanted[i] + 8), load_i64(wanted[i] + 16))
     _add_to(line, ADMITTED, room)
     if field(line, POLICY) == NEVER:

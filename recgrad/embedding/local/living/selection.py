@@ -8,7 +8,7 @@ from numba import njit
 
 @njit(nogil=True)
 def kth(values, k):  # type: ignore[no-untyped-def]
-    """The k-th smallest (from 0) of an int64 array, whose order is lost (Hoare 1961)."""
+    """The k-th smallest (from 0) of an array of numbers, whose order is lost (Hoare 1961)."""
     low, high = 0, len(values) - 1
     while low < high:
         middle = (low + high) >> 1

@@ -30,7 +30,6 @@ from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import launch
 
 Array = npt.NDArray[Any]
-_SOME, _EVERY = 1, 2  # rows to find after a round: of keys that had none, of all keys
 
 
 class Rows:
@@ -137,9 +136,8 @@ class Translator:
                 self._changes += 1
             for table in rounds:
                 table.after_round()
-        every = any(table.living.fallback for table in rounds)
-        if missing or every:
-            self._launch(rest_tasks, jobs, tasks, len(tasks), _EVERY if every else _SOME, own)
+        if missing or rounds:
+            self._launch(rest_tasks, jobs, tasks, len(tasks), 1, own)
 
     @staticmethod
     def _launch(function: Any, jobs: Array, tasks: Array, count: int, training: int, own: Array) -> None:
