@@ -60,11 +60,6 @@ def check_living(context: Context) -> None:
             )
         if name == "dynamicemb" and message.init_fn and own[name].HasField("initializer_args"):
             context.problem(node.at("init_fn"), "and dynamicemb.initializer_args are both set; keep one")
-        if (context.ranks or 1) > 1:
-            context.problem(
-                node.at(name),
-                "works in one process so far; train with --nproc_per_node 1, or use hash_bucket_size",
-            )
 
 
 @CHECKS.register("shared tables")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -167,6 +167,10 @@ class EmbeddingTable(SparseTable):
         parts = list(self.parts())
         return lambda: parts
 
+    def pieces_here(self) -> list[tuple[int, EmbeddingTable]]:
+        """Tables of this process that hold whole rows of this one, each with its first row; copies once."""
+        return [(0, self)]
+
     @abstractmethod
     def write(self, rows: Array, weights: Array) -> None:
         """Set rows."""
@@ -198,6 +202,14 @@ class Turnover:
     expired: int
     turned_away: int
 
+    def plus(self, other: Turnover) -> Turnover:
+        """Of two parts of a table."""
+        return Turnover(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+NO_TURNOVER = Turnover(0, 0, 0, 0, 0, 0)
+"""Of a table that is elsewhere."""
+
 
 class LivingRows(ABC):
     """A table whose rows belong to ids as they come; checkpoints number its rows by these."""
@@ -206,15 +218,22 @@ class LivingRows(ABC):
 
     @abstractmethod
     def turnover(self) -> Turnover:
-        """What has come and gone."""
+        """What has come and gone, as far as this process knows."""
 
     @abstractmethod
     def export_scores(self) -> dict[str, Array]:
-        """All that rows do not hold: ids and their marks, what waits to be admitted, the pass."""
+        """All that rows do not hold: ids and their marks, what waits to be admitted, the pass.
+
+        Nothing where another process has the table.
+        """
 
     @abstractmethod
     def import_scores(self, state: Mapping[str, Array]) -> None:
         """Take over the ids of a checkpoint, before its rows; where there is less room, the best."""
+
+    @abstractmethod
+    def begin_with(self, ids: Array, weights: Array) -> None:
+        """Rows that ids have before training; the first to leave until they are seen."""
 
     @abstractmethod
     def every_row(self) -> Iterator[tuple[Array, Array]]:
@@ -247,10 +266,12 @@ class EmbeddingEngine(nn.Module, TableEngine):
 
     Attributes:
         tables: by name.
+        lookups: the uses of them, by name.
         keys: order of the features in the `ids` of a forward call.
         sequence_keys: order of the features in its `sequences`.
     """
 
+    lookups: Mapping[str, LookupSpec]
     keys: tuple[str, ...]
     sequence_keys: tuple[str, ...]
 

@@ -20,6 +20,7 @@ class Shard:
         table: the whole table's name.
         num_rows, dim: the whole table's size.
         first_row, first_column: where the part begins.
+        position: the whole table's among those of its width; living tables take turns by it.
     """
 
     table: str
@@ -27,6 +28,7 @@ class Shard:
     dim: int
     first_row: int = 0
     first_column: int = 0
+    position: int = 0
 
 
 @dataclass(frozen=True)

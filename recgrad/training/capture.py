@@ -44,6 +44,7 @@ def capture(training: Training, state: TrainState) -> Snapshot:
     with evaluated_weights(training):
         evaluated = _owned(dense_state(training.task.model)) if processes.is_main else {}
     tables = capture_tables(training.task.model.engine, training.sparse_optimizer)
+    living = living_state(training.task.model.engine, processes.collect)
     if not processes.is_main:
         return Snapshot(state.step, {}, tables)
     positions, generators, metrics, conditions = zip(*everyone, strict=True)
@@ -51,7 +52,7 @@ def capture(training: Training, state: TrainState) -> Snapshot:
         "updater": training.updater.state_dict(),
         "hashes": hashes_of(training.task.model.engine),
         "buffers": dense_buffers(training.task.model),
-        **living_state(training.task.model.engine),
+        **living,
         "state": {
             **state.to_tree(),
             "position": None if positions[0] is None else training.train_loader.join_positions(positions),

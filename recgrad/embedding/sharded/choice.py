@@ -12,7 +12,7 @@ from recgrad.errors import ConfigError, Problem
 
 FUSED, FUSED_UVM, FUSED_UVM_CACHING, OWN = COMPUTE_KERNELS
 _SHOWN = 3
-_COLUMNS, _COPIES = "column_wise", "data_parallel"
+_WHOLE, _COLUMNS, _COPIES = "table_wise", "column_wise", "data_parallel"
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ def _choice(spec: TableSpec, optimizer: TableOptimizer | None, device: str) -> K
 
 def _types(spec: TableSpec, optimizer: TableOptimizer | None, kernel: str) -> tuple[str, ...]:
     """What is left of the ways in which the config lets a table be spread."""
+    if spec.living is not None:
+        return tuple(kind for kind in spec.sharding_types if kind == _WHOLE)
     whole_rows = optimizer is not None and optimizer.kind.needs_whole_rows(optimizer.settings)
     barred = {_COLUMNS} if whole_rows else set()
     barred |= {_COPIES} if kernel != OWN else set()
@@ -97,6 +99,8 @@ def _types(spec: TableSpec, optimizer: TableOptimizer | None, kernel: str) -> tu
 def _why_not(spec: TableSpec, optimizer: TableOptimizer | None, kernel: str, device: str) -> str | None:
     if kernel == OWN:
         return None
+    if spec.living is not None:
+        return "its rows belong to ids as they come (zch, dynamicemb), which needs our own"
     if kernel != FUSED and device != "cuda":
         return "it keeps rows in host memory for a GPU, and there is none"
     return why_not_fused(spec, optimizer, device)
@@ -104,6 +108,11 @@ def _why_not(spec: TableSpec, optimizer: TableOptimizer | None, kernel: str, dev
 
 def _problem(spec: TableSpec, optimizer: TableOptimizer | None, devices: Sequence[str]) -> tuple[str, str]:
     """The field that is to be changed, and why."""
+    if spec.living is not None and spec.sharding_types and not _types(spec, optimizer, OWN):
+        return (
+            "sharding_types",
+            f"may not lie whole on a rank, as zch and dynamicemb need; allow {_WHOLE}",
+        )
     if spec.sharding_types and not _types(spec, optimizer, OWN):
         assert optimizer is not None
         others = ", ".join(kind for kind in SHARDING_TYPES if kind != _COLUMNS)

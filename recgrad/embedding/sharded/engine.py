@@ -23,6 +23,7 @@ from recgrad.embedding.sharded.features import Embedded, FeatureMap, map_feature
 from recgrad.embedding.sharded.fused import FusedKernel
 from recgrad.embedding.sharded.ids import Exchange, bag_jagged, check_ids, ids_per_key, on_device, row_jagged
 from recgrad.embedding.sharded.kernel import ShardKernel, shard_kernels
+from recgrad.embedding.sharded.living import ShardedLivingTable
 from recgrad.embedding.sharded.plan import (
     GROUP,
     POOLED,
@@ -35,7 +36,6 @@ from recgrad.embedding.sharded.plan import (
 from recgrad.embedding.sharded.replicas import average_gradients
 from recgrad.embedding.sharded.table import Kernel, ShardedTable, place_of, table_name
 from recgrad.embedding.spec import LookupSpec, TableSpec
-from recgrad.errors import RecgradError
 from recgrad.optim.sparse.tables import Update
 
 
@@ -77,17 +77,12 @@ class ShardedEngine(EmbeddingEngine):
         self.device = device = device or torch.device("cpu")
         choices = choices or {spec.name: KernelChoice(OWN, spec.sharding_types, None) for spec in tables}
         check_specs(tables, lookups, keys, sequence_keys)
-        living = [spec.name for spec in tables if spec.living is not None]
-        if living:
-            raise RecgradError(
-                f"table '{living[0]}': zch and dynamicemb work in one process so far; train without torchrun"
-                " and --nproc_per_node, or use hash_bucket_size"
-            )
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.keys, self.sequence_keys = tuple(keys), tuple(sequence_keys)
         self.features: FeatureMap = map_features(
             specs, lookups, self.keys, self.sequence_keys, weighted=weighted
         )
+        self.lookups = self.features.lookups
         # A mean is a sum with weights, so that it comes out right however a bag's rows are spread.
         weighted = weighted or any(self.features.bag_means)
         self._means = torch.tensor(self.features.bag_means) if weighted else None
@@ -133,7 +128,8 @@ class ShardedEngine(EmbeddingEngine):
 
     def _table(self, spec: TableSpec, sharding_type: str) -> ShardedTable:
         shards = [t for k in self._kernels for t in k.engine.tables.values() if _whole(t) == spec.name]
-        return ShardedTable(
+        kind = ShardedTable if spec.living is None else ShardedLivingTable
+        return kind(
             spec,
             shards,
             sharding_type,
@@ -141,6 +137,14 @@ class ShardedEngine(EmbeddingEngine):
             divides_gradients=spec.name in self.features.divided,
             saves=self.rank == 0,
         )
+
+    def train(self, mode: bool = True) -> ShardedEngine:
+        """Whether ids are counted and may get rows, on this rank's shards too: they are no submodules."""
+        super().train(mode)
+        for kernel in getattr(self, "_kernels", ()):
+            if isinstance(kernel.engine, LocalEngine):
+                kernel.engine.train(mode)
+        return self
 
     @property
     def sends_ahead(self) -> bool:

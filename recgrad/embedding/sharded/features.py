@@ -130,7 +130,7 @@ def _smallest(
     for key in keys:
         tables = [specs[spec.table] for spec in lookups if spec.key == key]
         least = min(tables, key=lambda spec: spec.num_rows, default=None)
-        rows.append(2**62 if least is None else least.num_rows)
+        rows.append(2**63 - 1 if least is None else least.num_rows)
         names.append("" if least is None else least.name)
     return tuple(keys), tuple(rows), tuple(names)
 

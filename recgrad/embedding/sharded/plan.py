@@ -88,7 +88,7 @@ def single_vectors(dim: int) -> str:
 def _config(spec: TableSpec, features: Sequence[str]) -> dict[str, Any]:
     return {
         "name": module_name(spec.name),
-        "num_embeddings": spec.num_rows,
+        "num_embeddings": spec.capacity,
         "embedding_dim": spec.dim,
         "feature_names": list(features),
     }
@@ -192,6 +192,8 @@ def _default_types(spec: TableSpec, world_size: int, summed: bool) -> list[str]:
     sent 20 MB instead of 37. Vectors that are wanted one by one come from the one rank that has
     them, so row-wise sends no more there.
     """
+    if spec.living is not None:  # rounds look at all ids of a table
+        return [ShardingType.TABLE_WISE.value]
     if world_size == 1 or (summed and 4 * spec.num_rows * spec.dim <= SMALL_TABLE_BYTES):
         return [ShardingType.TABLE_WISE.value]
     return [ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value]
@@ -205,7 +207,7 @@ def describe_plan(
     for parameters in plan.plan.values():
         for module, sharding in sorted(parameters.items()):
             spec = specs[table_name(module)]
-            size = f"{spec.num_rows:,}", str(spec.dim)
+            size = f"{spec.capacity:,}", str(spec.dim)
             choice = choices[spec.name]
             kernel = choice.kernel if choice.fused else "recgrad"
             lines.append((spec.name, *size, sharding.sharding_type, kernel, _ranks(sharding)))

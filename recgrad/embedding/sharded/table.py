@@ -19,7 +19,7 @@ from torchrec.distributed.types import ShardingType
 from recgrad.embedding.check import check_rows
 from recgrad.embedding.engine import EmbeddingTable, TableEngine, TableMemory, TablePart, joined_states
 from recgrad.embedding.spec import Shard, TableSpec
-from recgrad.errors import CheckpointError
+from recgrad.errors import CheckpointError, RecgradError
 from recgrad.optim.sparse.history import History
 from recgrad.optim.sparse.tables import SparseEngine
 
@@ -66,13 +66,15 @@ def _placed(shard: EmbeddingTable, part: TablePart) -> TablePart:
 def shard_spec(table: ShardedEmbeddingTable, index: int, specs: Mapping[str, TableSpec]) -> TableSpec:
     """A shard as a table of its rank; column shards of a table may meet on a rank."""
     whole = specs[table_name(table.name)]
-    offsets = (0, 0) if table.local_metadata is None else tuple(table.local_metadata.shard_offsets)
+    row, column = (0, 0) if table.local_metadata is None else tuple(table.local_metadata.shard_offsets)
+    alike = [name for name, spec in specs.items() if spec.dim == whole.dim]
     return replace(
         whole,
         name=f"{whole.name}/{index}",
-        num_rows=max(table.local_rows, 1),
+        # A living table lies whole on one rank, and its rows are numbered by ids.
+        num_rows=max(table.local_rows, 1) if whole.living is None else whole.num_rows,
         dim=table.local_cols,
-        shard=Shard(whole.name, whole.num_rows, whole.dim, *offsets),
+        shard=Shard(whole.name, whole.num_rows, whole.dim, row, column, alike.index(whole.name)),
     )
 
 
@@ -121,6 +123,15 @@ class ShardedTable(EmbeddingTable):
         self.history = history
         for shard in self.shards:
             shard.follow(history)
+
+    def pieces_here(self) -> list[tuple[int, EmbeddingTable]]:
+        """What this rank has to save, and where it begins."""
+        if self.by_columns:
+            raise RecgradError(
+                f"table '{self.name}': its rows are spread by columns, so no rank has one whole; allow "
+                "sharding_types table_wise or row_wise for it"
+            )
+        return [(place_of(shard).first_row, shard) for shard in self.shards if self._saves]
 
     def _width(self, shard: EmbeddingTable, width: int) -> int:
         return shard.spec.dim if width == self.spec.dim else width

@@ -7,7 +7,7 @@ tree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from recgrad.embedding.engine import EmbeddingEngine
@@ -16,10 +16,18 @@ LIVING = "living"
 """The branch of the tree."""
 
 
-def living_state(engine: EmbeddingEngine | None) -> dict[str, Any]:
-    """The branch, with all that rows do not hold by table; nothing where there are no such tables."""
+def living_state(
+    engine: EmbeddingEngine | None, collect: Callable[[Any], Sequence[Any]] = lambda own: [own]
+) -> dict[str, Any]:
+    """The branch, with all that rows do not hold by table; nothing where there are no such tables.
+
+    Args:
+        engine: with its tables, of which each is on one rank.
+        collect: gives rank 0 what all ranks have; called on all of them, table by table.
+    """
     tables = {} if engine is None else engine.living_tables()
-    return {LIVING: {name: table.export_scores() for name, table in tables.items()}} if tables else {}
+    found = {name: [own for own in collect(table.export_scores()) if own] for name, table in tables.items()}
+    return {LIVING: {name: own[0] if own else {} for name, own in found.items()}} if tables else {}
 
 
 def load_living_state(

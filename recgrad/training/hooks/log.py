@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from recgrad.embedding.engine import Turnover
+from recgrad.embedding.engine import NO_TURNOVER, EmbeddingEngine, Turnover
 from recgrad.errors import RecgradError
 from recgrad.training.hook import Hook, StepReport
 from recgrad.training.hooks.facts import Usage, UsageMeter
+from recgrad.training.processes import Processes
 from recgrad.training.trainer import Trainer
 
 
@@ -167,7 +168,18 @@ def summarise(reports: Sequence[StepReport], trainer: Trainer, usage: Usage) -> 
         resident_bytes=usage.resident_bytes,
         table_bytes=trainer.task.model.memory()["tables"],
         cpu_share=usage.cpu_share,
-        turnover={} if engine is None else {n: t.turnover() for n, t in engine.living_tables().items()},
+        turnover={} if engine is None else _turnover(engine, trainer.processes),
         event_time=None if trainer.state.event_time < 0 else trainer.state.event_time,
         lag=trainer.stream.lag,
     )
+
+
+def _turnover(engine: EmbeddingEngine, processes: Processes) -> dict[str, Turnover]:
+    """What has come and gone by table, on rank 0 of all ranks; all are to call it."""
+    tables = engine.living_tables()
+    if not tables:
+        return {}
+    found = dict.fromkeys(tables, NO_TURNOVER)
+    for own in processes.collect({name: table.turnover() for name, table in tables.items()}):
+        found = {name: total.plus(own[name]) for name, total in found.items()}
+    return found

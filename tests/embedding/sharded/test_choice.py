@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from recgrad.embedding.build import TableOptimizer
+from recgrad.embedding.living import LivingSpec
 from recgrad.embedding.sharded.choice import choose_kernels
 from recgrad.embedding.sharded.fbgemm import RULES, decay_mode, fused_arguments
 from recgrad.embedding.spec import TableSpec
@@ -53,6 +54,19 @@ def test_rows_that_catch_up_have_our_kernels_and_are_whole(name: str) -> None:
     assert choose(dense, sharding_types=("column_wise", "row_wise")) == (OWN, ("row_wise",))
     with pytest.raises(ConfigError, match=f"FBGEMM's {name} leaves untouched rows alone, and lazy is false"):
         choose(dense, ("cuda",), compute_kernels=("fused",))
+
+
+def test_tables_that_live_have_our_kernels_and_lie_whole_on_a_rank() -> None:
+    living = LivingSpec(9)
+    assert choose(optimizer(), ("cuda",), living=living) == (OWN, ())
+    assert choose(optimizer(), living=living, sharding_types=("row_wise", "table_wise")) == (
+        OWN,
+        ("table_wise",),
+    )
+    with pytest.raises(ConfigError, match=r"table 't' may not lie whole .* allow table_wise"):
+        choose(optimizer(), living=living, sharding_types=("row_wise",))
+    with pytest.raises(ConfigError, match=f"its rows belong to ids as they come .*{EVERYTHING}"):
+        choose(optimizer(), living=living, compute_kernels=("fused",))
 
 
 DECAYED = [

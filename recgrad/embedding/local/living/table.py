@@ -22,7 +22,7 @@ from recgrad.embedding.local.living.rows import counters_task, place_task, reind
 from recgrad.embedding.local.memory import Region
 from recgrad.embedding.local.table import Table
 from recgrad.embedding.local.transfer import initial_task
-from recgrad.embedding.spec import TableSpec
+from recgrad.embedding.spec import Shard, TableSpec
 from recgrad.errors import CheckpointError, DataError
 from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import launch
@@ -60,8 +60,15 @@ class LivingTable(Table, LivingRows):
         unknown, refused = _number_of_rows(living.unknown), _number_of_rows(living.refused)
         self.reserved = 1 if living.fallback else unknown + refused
         height = living.capacity + self.reserved
+        # A shard is a whole table too: which rank has it makes no difference.
+        self.title = spec.name if spec.shard is None else spec.shard.table
         inner = replace(
-            spec, num_rows=height, storage="PLAIN", init_fn=living.init_fn or spec.init_fn, living=None
+            spec,
+            num_rows=height,
+            storage="PLAIN",
+            init_fn=living.init_fn or spec.init_fn,
+            living=None,
+            shard=Shard(self.title, height, spec.dim),
         )
         super().__init__(inner, position, numbers, parameters, seed, engine)
         self.spec = spec
@@ -89,10 +96,10 @@ class LivingTable(Table, LivingRows):
         self._told = False  # that ids were left out
         self._gone: Array | None = None  # keys that lost their rows, where somebody asks
         # Forward passes since the last round; tables take turns, so that no pass has all rounds.
-        self.waiting = position % living.interval
+        self.waiting = (position if spec.shard is None else spec.shard.position) % living.interval
 
     def _region(self, size: int, what: str) -> Region:
-        return Region(size, f"{what} of table '{self.name}'", _SMALL_PAGES)
+        return Region(size, f"{what} of table '{self.title}'", _SMALL_PAGES)
 
     def _set_line(self, buckets: int) -> None:
         line, living = self.line, self.living
@@ -113,9 +120,9 @@ class LivingTable(Table, LivingRows):
 
     def _drawn(self, init_fn: str, what: str, rows: int) -> Array:
         """Values of an initialiser, drawn by (seed, table, what)."""
-        initializer = parse_init_fn(init_fn, self.living.capacity, self.dim, self.name)
+        initializer = parse_init_fn(init_fn, self.living.capacity, self.dim, self.title)
         line, parameters = np.zeros(TABLE_COLUMNS, np.int64), np.zeros(4)
-        line[[INIT, TABLE_KEY]] = initializer.kind, table_key(self._seed, f"{self.name}/{what}")
+        line[[INIT, TABLE_KEY]] = initializer.kind, table_key(self._seed, f"{self.title}/{what}")
         parameters[: len(initializer.parameters)] = initializer.parameters
         values = np.empty((rows, self.dim), np.float32)
         launch(compiled(initial_task), line, parameters, np.arange(rows), rows, values, self.dim, tasks=1)
@@ -233,7 +240,7 @@ class LivingTable(Table, LivingRows):
         """Refuse a batch that has more keys than there is room for."""
         if self.line[at.OVERFLOW]:
             raise DataError(
-                f"table '{self.name}': a batch has {int(self.line[at.OVERFLOW])} ids more than"
+                f"table '{self.title}': a batch has {int(self.line[at.OVERFLOW])} ids more than"
                 f" max_capacity {self.living.capacity} has room for; raise max_capacity or lower batch_size"
             )
 
@@ -258,7 +265,7 @@ class LivingTable(Table, LivingRows):
         keys = np.ascontiguousarray(rows, dtype=np.int64)
         bad = np.flatnonzero((keys < 0) | (keys > FALLBACK))
         if len(bad):
-            raise DataError(f"table '{self.name}': id {keys[bad[0]]} is outside 0 … {FALLBACK - 1}")
+            raise DataError(f"table '{self.title}': id {keys[bad[0]]} is outside 0 … {FALLBACK - 1}")
         self.make_room(len(keys))
         slots = np.empty_like(keys)
         launch(compiled(place_task), self.line, keys, slots, len(keys), tasks=1)
@@ -276,9 +283,14 @@ class LivingTable(Table, LivingRows):
         if not kept.all() and not self._told:
             self._told = True
             _log.warning(
-                "table '%s': ids beyond its capacity %d are left out", self.name, self.living.capacity
+                "table '%s': ids beyond its capacity %d are left out", self.title, self.living.capacity
             )
         super().write(rows[kept], np.asarray(weights)[kept])
+
+    def begin_with(self, ids: Array, weights: Array) -> None:
+        """Rows that ids have before training; the first to leave until they are seen."""
+        self.write(ids, weights)
+        self.meta[self.slots_for(ids), 1] = 0
 
     def import_states(self, rows: Array, values: dict[str, Array]) -> None:
         """Set the states of the rows of keys; those that find no room are left out."""
@@ -348,7 +360,7 @@ class LivingTable(Table, LivingRows):
             window = np.asarray(state["window"], np.int64).reshape(-1, 3)
             turnover = np.asarray(state["turnover"], np.int64)
         except (KeyError, ValueError, TypeError) as error:
-            raise CheckpointError(f"table '{self.name}': its keys cannot be read ({error})") from error
+            raise CheckpointError(f"table '{self.title}': its keys cannot be read ({error})") from error
         order = self._best_first(marks, keys, step)[: self.living.capacity]
         dropped = len(keys) - len(order)
         if dropped:
@@ -356,7 +368,7 @@ class LivingTable(Table, LivingRows):
             _log.warning(
                 "table '%s': the checkpoint has %d ids, there is room for %d; the %d that the policy values"
                 " least are left out",
-                *(self.name, len(keys), len(order), dropped),
+                *(self.title, len(keys), len(order), dropped),
             )
         order.sort()
         keys, marks = keys[order], marks[order]
