@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,15 @@ from hypothesis import strategies as st
 from recgrad.embedding.deltas.quantizing import dequantize, quantize
 from recgrad.embedding.deltas.reading import Delta, keys_of_delta
 from recgrad.embedding.deltas.record import DeltaError, DeltaRecord, published, read_record
-from recgrad.embedding.deltas.writing import DELETE, ChangedTable, write_delta
+from recgrad.embedding.deltas.writing import (
+    DELETE,
+    ChangedTable,
+    await_parts,
+    part_path,
+    remove_leftovers,
+    write_delta,
+    write_part,
+)
 from recgrad.embedding.engine import LivingRows
 from recgrad.embedding.living import COUNT, DISTANCE, LAST, NUM_ROWS, LivingSpec
 from recgrad.embedding.local.changes import ChangeLog
@@ -196,3 +205,56 @@ def test_a_delta_of_other_tables_is_refused_before_anything_changes(tmp_path: Pa
     written = write_delta(tmp_path, "d", record, [other], {})
     with pytest.raises(DeltaError, match="table 'plain' is not the bundle's"):
         follower.check_delta(written)
+
+
+def rows_of(name: str, first: int) -> ChangedTable:
+    keys = np.arange(first, first + 3)
+    return ChangedTable(name, 2, name, keys, np.ones((3, 2), np.float32) * first, np.array([first + 9]), None)
+
+
+def test_a_delta_of_two_ranks_has_the_rows_of_both(tmp_path: Path) -> None:
+    record = DeltaRecord("s", 1, "", 5, 0, 0.0, "NONE", id="now")
+    stale = DeltaRecord("s", 1, "", 5, 0, 0.0, "NONE", id="of a run that was killed")
+    write_part(tmp_path, "d", stale, [rows_of("both", 90)], rank=1, ranks=2)
+    ended = Event()
+    ended.set()
+    with pytest.raises(DeltaError, match="rank 1 has not written its rows of delta 1"):
+        await_parts(tmp_path, "d", record, 2, 60.0, ended)
+    assert not published(tmp_path)
+    write_part(tmp_path, "d", record, [rows_of("both", 10), rows_of("other", 0)], rank=1, ranks=2)
+    written = write_delta(
+        tmp_path,
+        "d",
+        record,
+        [rows_of("both", 0)],
+        {"w": np.ones(1)},
+        ranks=2,
+        others=lambda: await_parts(tmp_path, "d", record, 2, 60.0, Event()),
+    )
+    assert {table.name: (table.rows, table.gone) for table in written.tables} == {
+        "both": (6, 2),
+        "other": (3, 1),
+    }
+    assert read_record(published(tmp_path)[1]) == written
+    found = keys_of_delta(tmp_path, written)
+    assert sorted(found["both"].tolist()) == [0, 1, 2, 9, 10, 11, 12, 19]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "d_00000001_step_5.json",
+        "d_00000001_step_5.npz",
+        "d_00000001_step_5.rank_0_of_2.arrow",
+        "d_00000001_step_5.rank_1_of_2.arrow",
+    ]
+
+
+def test_what_a_killed_run_began_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    record = DeltaRecord("s", 1, "", 5, 0, 0.0, "NONE", id="a")
+    write_delta(tmp_path, "d", record, [rows_of("t", 0)], {})
+    kept = {path.name for path in tmp_path.iterdir()} | {"mine.arrow", ".d_notes"}
+    begun = DeltaRecord("s", 2, "a", 9, 5, 0.0, "NONE", id="b")
+    write_part(tmp_path, "d", begun, [rows_of("t", 0)], rank=1, ranks=2)
+    assert part_path(tmp_path, "d", begun, 1).exists()
+    for name in ("mine.arrow", ".d_notes", "d_00000002_step_9.npz", ".d_00000002_step_9.json.tmp"):
+        (tmp_path / name).write_bytes(b"")
+    remove_leftovers(tmp_path, "d")
+    assert {path.name for path in tmp_path.iterdir()} == kept
+    remove_leftovers(tmp_path / "nowhere", "d")

@@ -1,8 +1,9 @@
 """Deltas: what a run has changed since it last said so, in files that a served model takes up.
 
-    training  ──▶ ChangeLog (embedding/local/changes.py): rows changed, rows gone
+    training  ──▶ TableChanges (embedding/local/changes.py): rows changed, rows gone
                     │
                   writing.py ──▶  PREFIX_00000007_step_700.arrow    rows, in TorchEasyRec's columns and `op`
+                                  (of several ranks a file each, PREFIX_….rank_0_of_2.arrow)
                                   PREFIX_00000007_step_700.npz      dense weights
                                   PREFIX_00000007_step_700.json     written last: number, parent, checksums
                     │

@@ -44,16 +44,18 @@ class Delta:
 
     def __init__(self, folder: Path, record: DeltaRecord) -> None:
         self.record, self._folder = record, folder
-        content = {Path(name).suffix: _read(folder / name, *known) for name, known in record.files.items()}
-        self._rows, self._dense = content.get(".arrow", b""), content.get(".npz", b"")
+        content = {name: _read(folder / name, *known) for name, known in record.files.items()}
+        self._rows = [own for name, own in content.items() if Path(name).suffix == ".arrow"]
+        self._dense = next((own for name, own in content.items() if Path(name).suffix == ".npz"), b"")
         self._dims = {table.name: table.dim for table in record.tables}
 
     def parts(self) -> Iterator[Part]:
         """The rows, by table and what is to be done with them."""
         try:
-            reader = pa.ipc.open_file(pa.BufferReader(self._rows))
-            for i in range(reader.num_record_batches):
-                yield self._part(reader.get_batch(i))
+            for rows in self._rows:
+                reader = pa.ipc.open_file(pa.BufferReader(rows))
+                for i in range(reader.num_record_batches):
+                    yield self._part(reader.get_batch(i))
         except (pa.ArrowException, KeyError, ValueError, IndexError) as error:
             raise self._damaged(error) from error
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -15,10 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from recgrad.embedding.deltas.quantizing import quantize
-from recgrad.embedding.deltas.record import DeltaError, DeltaRecord, TableDelta, stem
+from recgrad.embedding.deltas.record import DeltaError, DeltaRecord, TableDelta, published, read_record, stem
 from recgrad.errors import system_reason
 
 Array = npt.NDArray[Any]
+_LOOK_SECS = 0.01  # between two looks for what other ranks have written
 OPS = UPSERT, DELETE, DEFAULT = "upsert", "delete", "default"
 
 
@@ -49,33 +52,101 @@ def write_delta(
     record: DeltaRecord,
     tables: list[ChangedTable],
     dense: Mapping[str, Array],
+    *,
+    ranks: int = 1,
+    others: Callable[[], list[DeltaRecord]] | None = None,
 ) -> DeltaRecord:
     """Write the files of a delta, its manifest last; returns what that says.
+
+    Args:
+        folder, prefix: where to, and how files are called.
+        record: of the delta, without tables and files.
+        tables: what has changed in this process, the first of `ranks`.
+        dense: weights by name.
+        ranks: processes that write rows.
+        others: waits for what the other ranks have written (`await_parts`).
 
     Raises:
         DeltaError: it cannot be written; nothing of it is left then.
     """
     name = stem(prefix, record.number, record.step)
-    rows_file, dense_file = f"{name}.arrow", f"{name}.npz"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        files = {
-            rows_file: _write(folder / rows_file, lambda file: _write_rows(file, record, tables)),
-            dense_file: _write(folder / dense_file, lambda file: np.savez(file, **dense)),  # type: ignore[arg-type]
-        }
-        described = tuple(
-            TableDelta(
-                table.name,
-                table.dim,
-                len(table.keys),
-                len(table.gone),
-                0 if table.stand_ins is None else len(table.stand_ins),
-            )
-            for table in tables
-        )
-        whole = replace(record, tables=described, files=files)
+    dense_file = f"{name}.npz"
+    with _said(folder):
+        own = _write_part(folder, name, record, tables, rank=0, ranks=ranks)
+        dense_size = _write(folder / dense_file, lambda file: np.savez(file, **dense))  # type: ignore[arg-type]
+        parts = [own, *(others() if others is not None else ())]
+        files = {file: known for part in parts for file, known in part.files.items()}
+        whole = replace(record, tables=_joined(parts), files={**files, dense_file: dense_size})
         content = whole.to_bytes()
         _write(folder / f"{name}.json", lambda file: file.write(content))
+    return whole
+
+
+def write_part(
+    folder: Path, prefix: str, record: DeltaRecord, tables: list[ChangedTable], *, rank: int, ranks: int
+) -> DeltaRecord:
+    """Write the rows of another rank than the first, and what the manifest is to say of them.
+
+    Raises:
+        DeltaError: they cannot be written.
+    """
+    name = stem(prefix, record.number, record.step)
+    with _said(folder):
+        part = _write_part(folder, name, record, tables, rank=rank, ranks=ranks)
+        content = part.to_bytes()
+        _write(part_path(folder, prefix, record, rank), lambda file: file.write(content))
+    return part
+
+
+def part_path(folder: Path, prefix: str, record: DeltaRecord, rank: int) -> Path:
+    """Where a rank says what it has written; readers of deltas do not look at it."""
+    return folder / f".{stem(prefix, record.number, record.step)}.rank_{rank}.part"
+
+
+def await_parts(
+    folder: Path, prefix: str, record: DeltaRecord, ranks: int, timeout_secs: float, ended: Event
+) -> list[DeltaRecord]:
+    """What the other ranks have written of a delta, when all have.
+
+    Raises:
+        DeltaError: one has not within the time, or the run has ended.
+    """
+    missing = {rank: part_path(folder, prefix, record, rank) for rank in range(1, ranks)}
+    found: dict[int, DeltaRecord] = {}
+    until = time.monotonic() + timeout_secs
+    while True:
+        for rank, path in list(missing.items()):
+            if path.exists() and (part := read_record(path)).id == record.id:
+                found[rank] = part
+                del missing[rank]
+        if not missing:
+            break
+        if ended.wait(_LOOK_SECS) or time.monotonic() > until:
+            raise DeltaError(
+                f"{folder}: rank {min(missing)} has not written its rows of delta {record.number}"
+            )
+    for rank in found:
+        part_path(folder, prefix, record, rank).unlink()
+    return [found[rank] for rank in sorted(found)]
+
+
+def remove_leftovers(folder: Path, prefix: str) -> None:
+    """Remove what a killed run began and did not publish."""
+    if not folder.is_dir():
+        return
+    stems = {path.stem for path in published(folder).values()}
+    for path in folder.iterdir():
+        begun = path.name.startswith(f".{prefix}_") and path.suffix in (".tmp", ".part")
+        orphan = path.name.startswith(f"{prefix}_") and path.suffix in (".arrow", ".npz")
+        if begun or (orphan and path.name.partition(".")[0] not in stems):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _said(folder: Path) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise DeltaError(f"{folder}: a delta cannot be written ({system_reason(error)})") from error
     except ValueError as error:
@@ -83,7 +154,43 @@ def write_delta(
             f"{folder}: a delta cannot be written as INT8: {error}; leave delta_embedding_dump_config."
             "quant_type out"
         ) from error
-    return whole
+
+
+def _write_part(
+    folder: Path, name: str, record: DeltaRecord, tables: list[ChangedTable], *, rank: int, ranks: int
+) -> DeltaRecord:
+    """Write rows; returns what there is to say of them."""
+    file = f"{name}.arrow" if ranks == 1 else f"{name}.rank_{rank}_of_{ranks}.arrow"
+    size = _write(folder / file, lambda out: _write_rows(out, record, tables, (rank, ranks)))
+    described = tuple(
+        TableDelta(
+            table.name,
+            table.dim,
+            len(table.keys),
+            len(table.gone),
+            0 if table.stand_ins is None else len(table.stand_ins),
+        )
+        for table in tables
+    )
+    return replace(record, tables=described, files={file: size})
+
+
+def _joined(parts: list[DeltaRecord]) -> tuple[TableDelta, ...]:
+    """Tables of all ranks, each once."""
+    found: dict[str, TableDelta] = {}
+    for table in (table for part in parts for table in part.tables):
+        known = found.get(table.name)
+        found[table.name] = (
+            table
+            if known is None
+            else replace(
+                table,
+                rows=table.rows + known.rows,
+                gone=table.gone + known.gone,
+                stand_ins=max(table.stand_ins, known.stand_ins),
+            )
+        )
+    return tuple(found.values())
 
 
 class _Summed:
@@ -138,7 +245,7 @@ def _write(path: Path, fill: Callable[[Any], Any]) -> tuple[int, int]:
     return summed.size, summed.crc
 
 
-def _write_rows(file: Any, record: DeltaRecord, tables: list[ChangedTable]) -> None:
+def _write_rows(file: Any, record: DeltaRecord, tables: list[ChangedTable], rank: tuple[int, int]) -> None:
     """Up to three batches a table: rows that changed, those that are gone, what ids without a row read."""
     int8 = record.quant == "INT8"
     schema = _schema(pa.uint8() if int8 else pa.float32())
@@ -153,7 +260,7 @@ def _write_rows(file: Any, record: DeltaRecord, tables: list[ChangedTable]) -> N
             for op, (keys, weights) in enumerate(_parts(table)):
                 if len(keys):
                     codes = {"feature_name": i, "table_fqn": i, "source": 0, "op": op}
-                    writer.write_batch(_batch(schema, record.step, codes, words, keys, weights, int8))
+                    writer.write_batch(_batch(schema, record.step, rank, codes, words, keys, weights, int8))
 
 
 def _parts(table: ChangedTable) -> tuple[tuple[Array, Array | None], ...]:
@@ -182,6 +289,7 @@ def _schema(element: pa.DataType) -> pa.Schema:
 def _batch(
     schema: pa.Schema,
     step: int,
+    rank: tuple[int, int],
     codes: Mapping[str, int],
     words: Mapping[str, pa.Array],
     keys: Array,
@@ -191,8 +299,8 @@ def _batch(
     count = len(keys)
     values = {
         "global_step": pa.array(np.full(count, step)),
-        "rank": pa.array(np.zeros(count, np.int32)),
-        "world_size": pa.array(np.ones(count, np.int32)),
+        "rank": pa.array(np.full(count, rank[0], np.int32)),
+        "world_size": pa.array(np.full(count, rank[1], np.int32)),
         "key_id": pa.array(np.ascontiguousarray(keys, np.int64)),
         "embedding": _vectors(schema.field("embedding").type, count, weights, int8),
     }

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from recgrad.embedding.engine import EmbeddingTable
 from recgrad.embedding.local.inputs import address_of
 from recgrad.embedding.local.layout import CHANGED
 from recgrad.embedding.local.living import layout as at
@@ -19,6 +20,7 @@ from recgrad.embedding.local.living.index import find
 from recgrad.embedding.local.living.table import LivingTable
 from recgrad.embedding.local.memory import Region
 from recgrad.embedding.local.table import Table
+from recgrad.errors import RecgradError
 from recgrad.kernels import simd
 from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import FIRST, launch
@@ -42,6 +44,45 @@ class Changed(NamedTuple):
     weights: Array
     gone: Array
     stand_ins: Array | None
+
+
+class TableChanges:
+    """The rows of a table that have changed, as far as this process has to say so.
+
+    Raises:
+        RecgradError: other kernels than ours update it, or its rows are spread by columns.
+    """
+
+    def __init__(self, table: EmbeddingTable) -> None:
+        self.table = table
+        self._logs: list[tuple[int, ChangeLog]] = []
+        for first, piece in table.pieces_here():
+            if not isinstance(piece, Table):
+                raise RecgradError(
+                    f"table '{table.name}': FBGEMM's kernels do not say which rows they change; allow "
+                    "compute_kernels customized_kernel for it, or leave delta_embedding_dump_config out"
+                )
+            self._logs.append((first, ChangeLog(piece)))
+
+    def mark(self, keys: Array) -> None:
+        """Let rows count as changed, or as gone if they are not there; those of others are passed over."""
+        for first, log in self._logs:
+            inside = (keys >= first) & (keys - first < log.table.spec.num_rows)
+            log.mark(keys[inside] - first)
+
+    def take(self) -> Changed:
+        """What has changed; from now on it counts as known."""
+        found = [(first, log.take()) for first, log in self._logs]
+        if len(found) == 1:
+            first, one = found[0]
+            return one._replace(keys=one.keys + first, gone=one.gone + first) if first else one
+        nothing = np.empty(0, np.int64)
+        return Changed(
+            np.concatenate([nothing, *(first + own.keys for first, own in found)]),
+            np.concatenate([np.empty((0, self.table.dim), np.float32), *(own.weights for _, own in found)]),
+            np.concatenate([nothing, *(first + own.gone for first, own in found)]),
+            None,
+        )
 
 
 class ChangeLog:

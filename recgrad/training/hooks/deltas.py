@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from recgrad.embedding.deltas.reading import keys_of_delta
 from recgrad.embedding.deltas.record import DeltaError, DeltaRecord, published, read_record
-from recgrad.embedding.deltas.writing import ChangedTable, write_delta
-from recgrad.embedding.local.changes import ChangeLog
+from recgrad.embedding.deltas.writing import (
+    ChangedTable,
+    await_parts,
+    remove_leftovers,
+    write_delta,
+    write_part,
+)
+from recgrad.embedding.local.changes import TableChanges
 from recgrad.models.base import Model
 from recgrad.training.hook import Hook, StepReport
 from recgrad.training.trainer import Trainer
@@ -26,7 +34,8 @@ class DumpDeltas(Hook):
 
     So a checkpoint has no changes that no delta has. A run that is resumed finds deltas after its checkpoint
     that a killed run wrote; their rows count as changed, so that the next delta, whose number follows
-    theirs, puts right whoever applied them.
+    theirs, puts right whoever applied them. Of several ranks each writes the rows that it has, and the first
+    publishes the delta when all have.
 
     Args:
         model: that is trained.
@@ -54,9 +63,11 @@ class DumpDeltas(Hook):
         self._quant = quant
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="deltas")
         self._writing: Future[DeltaRecord] | None = None
-        self._logs: dict[str, ChangeLog] = {}
+        self._logs: dict[str, TableChanges] = {}
+        self._ended = threading.Event()
         self._due = 0.0
         self._owes = False  # what a killed run wrote is to be put right
+        self._is_main = True
         engine: Any = model.engine
         features: dict[str, list[str]] = {}
         for lookup in () if engine is None else engine.lookups.values():
@@ -66,11 +77,12 @@ class DumpDeltas(Hook):
     def on_start(self, trainer: Trainer) -> None:
         engine: Any = self._model.engine
         tables = {} if engine is None else engine.tables
-        self._logs = {name: ChangeLog(table) for name, table in tables.items()}
+        self._logs = {name: TableChanges(table) for name, table in tables.items()}
         self._due = time.monotonic() + self._every_secs
         state, sizes = trainer.state, self._sizes()
+        stream = trainer.processes.broadcast(uuid.uuid4().hex)
         if state.deltas.get("tables") != sizes:  # others than before: no delta could say how they changed
-            state.deltas = {"stream": uuid.uuid4().hex, "number": 0, "id": "", "step": state.step}
+            state.deltas = {"stream": stream, "number": 0, "id": "", "step": state.step}
             state.deltas["tables"] = sizes
         for number, path in sorted(published(self._folder).items()):
             record = read_record(path)
@@ -85,6 +97,8 @@ class DumpDeltas(Hook):
                         self._logs[name].mark(keys)
                 state.deltas |= {"number": number, "id": record.id}
                 self._owes = True
+        if trainer.processes.is_main:
+            remove_leftovers(self._folder, self._prefix)
 
     def _sizes(self) -> dict[str, list[int]]:
         """Dim and rows, or room for ids, of each table."""
@@ -99,6 +113,8 @@ class DumpDeltas(Hook):
             due = time.monotonic() >= self._due
             while self._due <= time.monotonic():  # missed ones are left out
                 self._due += self._every_secs
+            if trainer.processes.world_size > 1:  # the first rank's clock
+                due = trainer.processes.sum([due and trainer.processes.is_main])[0] > 0
         if due:
             self._dump(trainer)
 
@@ -111,6 +127,7 @@ class DumpDeltas(Hook):
         self._wait()
 
     def close(self, trainer: Trainer) -> None:
+        self._ended.set()
         self._writer.shutdown()
 
     def _wait(self) -> None:
@@ -118,6 +135,8 @@ class DumpDeltas(Hook):
         writing, self._writing = self._writing, None
         if writing is not None:
             record = writing.result()
+            if not self._is_main:
+                return
             rows, gone = (sum(getattr(t, name) for t in record.tables) for name in ("rows", "gone"))
             _log.info("delta %d of step %d: %s rows, %s gone", record.number, record.step, f"{rows:,}", gone)
 
@@ -127,24 +146,34 @@ class DumpDeltas(Hook):
         if state.step == before["step"] and not self._owes:
             return
         self._wait()
+        processes = trainer.processes
+        created, own_id = processes.broadcast((time.time(), uuid.uuid4().hex))
         record = DeltaRecord(
             before["stream"],
             before["number"] + 1,
             before["id"],
             state.step,
             before["step"],
-            time.time(),
+            created,
             self._quant,
-            id=uuid.uuid4().hex,
+            id=own_id,
         )
         self._model.settle()
         tables = [self._changed(name, log) for name, log in self._logs.items()]
         tables = [t for t in tables if len(t.keys) or len(t.gone) or t.stand_ins is not None]
-        arguments = (self._folder, self._prefix, record, tables, self._dense())
-        self._writing = self._writer.submit(write_delta, *arguments)
+        dense = self._dense()  # on all ranks: averages may have statistics of all ranks' batches
+        self._is_main, ranks = processes.is_main, processes.world_size
+        place = (self._folder, self._prefix, record)
+        if self._is_main:
+            wait = partial(await_parts, *place, ranks, processes.timeout_secs, self._ended)
+            write: Callable[..., DeltaRecord] = partial(write_delta, *place, tables, dense)
+            self._writing = self._writer.submit(write, ranks=ranks, others=wait if ranks > 1 else None)
+        else:
+            write = partial(write_part, *place, tables)
+            self._writing = self._writer.submit(write, rank=processes.rank, ranks=ranks)
         state.deltas = {**before, "number": record.number, "id": record.id, "step": state.step}
         self._owes = False
 
-    def _changed(self, name: str, log: ChangeLog) -> ChangedTable:
+    def _changed(self, name: str, log: TableChanges) -> ChangedTable:
         changed = log.take()
         return ChangedTable(name, log.table.spec.dim, self._features.get(name, ""), *changed)
