@@ -27,7 +27,6 @@ KINDS = {
 """Which oneofs hold a kind of component, by message and oneof."""
 
 UNSUPPORTED = {
-    "DynamicEmbedding.init_table": "use train_config.fine_tune_checkpoint",
     "DeltaEmbeddingDumpConfig.feature_store_config": "leave it out, deltas are files in output_dir",
 }
 """`Message.field`, or `*.field` for that field of every message, and what to do instead.

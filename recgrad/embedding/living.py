@@ -228,8 +228,6 @@ def _of_dynamicemb(config: Any, dim: int) -> LivingSpec:
         )
     if strategy not in _STRATEGIES:
         raise ValueError(f"no score_strategy '{config.score_strategy}'{nearest(strategy, _STRATEGIES)}")
-    if config.init_table:
-        raise ValueError("init_table is not supported yet; use train_config.fine_tune_checkpoint")
     threshold, counters, refused = 0, 0, "zeros_"
     if config.WhichOneof("admission_strategy") is not None:
         own = config.frequency_admission_strategy

@@ -21,6 +21,7 @@ from recgrad.training.checkpoint import (
 )
 from recgrad.training.checkpoint.staging import remove_leftovers
 from recgrad.training.failed_start import VERSION_FILE, remove_failed_start
+from recgrad.training.init_tables import load_init_tables
 from recgrad.training.model_lock import LOCK_NAME
 from recgrad.training.own_tables import DATA_FOLDER
 from recgrad.training.processes import Processes
@@ -83,6 +84,8 @@ def starting_state(
             ignore_optimizer=ignore_optimizer,
         )
         _log.info("%s", report)
+    else:
+        load_init_tables(training.task.model.engine, list(training.features))
     return TrainState()
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -162,7 +164,7 @@ def test_evaluation_leaves_tables_as_they_are(config: PipelineConfig, tmp_path: 
         ("dynamicemb { max_capacity: 9 score_strategy: 'CUSTOMIZED' }", "CUSTOMIZED is set by a program"),
         ("dynamicemb { max_capacity: 9 score_strategy: 'STEPS' }", "did you mean 'STEP'"),
         ("dynamicemb { max_capacity: 9 eval_initializer_args { mode: 'ZERO' } }", "no mode 'ZERO'"),
-        ("dynamicemb { max_capacity: 9 init_table: 'x' }", "not supported yet"),
+        ("dynamicemb { max_capacity: 9 init_table: 'x.csv' }", "'x.csv': there is no such file"),
         ("dynamicemb { max_capacity: 9 } storage: COMPACT", "remove it beside dynamicemb"),
         ("dynamicemb { max_capacity: 9 } num_buckets: 4", "are both set; keep one"),
     ],
@@ -175,3 +177,67 @@ def test_settings_that_cannot_be_are_refused(config: PipelineConfig, setting: st
     text_format.Merge(setting, feature)
     with pytest.raises((ConfigError, RecgradError), match=said):
         recgrad.train(config)
+
+
+def first_id(config: PipelineConfig, path: Path, capacity: int = 60) -> Any:
+    """Let the first id feature begin with the rows of a file."""
+    feature = next(f.id_feature for f in config.feature_configs if f.HasField("id_feature"))
+    feature.ClearField("num_buckets")
+    feature.dynamicemb.max_capacity = capacity
+    feature.dynamicemb.init_table = str(path)
+    config.train_config.ClearField("num_epochs")
+    config.train_config.ClearField("save_checkpoints_epochs")
+    config.train_config.num_steps = 1
+    config.train_config.sparse_optimizer.adagrad_optimizer.lr = 1e-9
+    return feature
+
+
+def test_a_table_begins_with_the_rows_of_a_file(config: PipelineConfig, tmp_path: Path) -> None:
+    vectors = np.arange(200, dtype=np.float32).reshape(50, 4)
+    ids = [str(i) for i in range(1000, 1050)]  # nobody has them
+    table = pa.table({"id": ids, "vector": vectors.tolist()})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    text = [" ".join(map(str, row)) for row in vectors.tolist()]
+    csv.write_csv(pa.table({"id": ids, "vector": [f"[{row}]" for row in text]}), tmp_path / "rows.csv")
+    found = []
+    for name in ("rows.parquet", "rows.csv"):
+        feature = first_id(config, tmp_path / name)
+        recgrad.train(config, model_dir=tmp_path / f"model.{name}")
+        table_name = f"{feature.feature_name}_emb"
+        saved = {t.name: t for t in end_of(tmp_path / f"model.{name}", 1).tables}[table_name]
+        # Ids of the batch need room: rows that were never seen leave first, smaller keys before others.
+        tree: Any = end_of(tmp_path / f"model.{name}", 1).tree
+        unseen = tree["living"][table_name]["marks"] == 0
+        kept = tree["living"][table_name]["keys"][unseen]
+        assert 0 < len(kept) <= 50
+        at = np.searchsorted(saved.row_ids, kept)
+        assert (saved.row_ids[at] == kept).all()
+        assert {tuple(row) for row in saved.weights[at].tolist()} <= {tuple(row) for row in vectors.tolist()}
+        found.append(kept)
+    assert (found[0] == found[1]).all()
+    resumed = tmp_path / "model.rows.csv"
+    (tmp_path / "rows.csv").unlink()
+    config.train_config.num_steps = 2
+    assert recgrad.train(config, model_dir=resumed, continue_train=True).step == 2  # reads no file
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"id": [1, 2], "vector": [[1.0] * 4, [1.0] * 3]}, "a vector has 3 numbers, and embedding_dim is 4"),
+        ({"id": [1, 1], "vector": [[1.0] * 4] * 2}, "an id is there twice"),
+        ({"id": [1, None], "vector": [[1.0] * 4] * 2}, "an id or a vector that is missing"),
+        ({"id": [1], "vector": ["a b c d"]}, "cannot be read as numbers"),
+        ({"id": [1], "vector": [2.0]}, "its second column is double"),
+        ({"id": [1]}, "has 1 columns; it needs an id and a vector"),
+        ({"id": [1], "vector": [[1.0, 2.0, 3.0, float("nan")]]}, "not finite"),
+        ({"id": list(range(70)), "vector": [[1.0] * 4] * 70}, "has 70 ids, and max_capacity"),
+    ],
+)
+def test_rows_to_begin_with_that_do_not_fit_are_refused(
+    config: PipelineConfig, tmp_path: Path, columns: dict[str, Any], said: str
+) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    first_id(config, tmp_path / "rows.parquet")
+    with pytest.raises(RecgradError, match=said):
+        recgrad.train(config, model_dir=tmp_path / "model")
