@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import warnings
+from functools import partial
 from typing import Any, NoReturn
 
 from recgrad.cli.command import COMMANDS, Command, heavy_imports
@@ -82,7 +83,8 @@ class Train(Command):
         check_processes(args)
         check_increments(args)
         speak_up(args)
-        if args.nproc is not None:
+        by_day = args.days is not None or args.increment_from is not None
+        if args.nproc is not None and not by_day:
             return launch_train(args)
         with heavy_imports():
             from recgrad.config import load_config
@@ -101,16 +103,18 @@ class Train(Command):
             "device": device_of(args),
             "custom_code": not args.no_custom_code,
         }
+        # With --nproc each day is a run of several processes, which this one starts.
+        days = {**common, "run": None if args.nproc is None else partial(launch_day, args)}
         if args.days is not None:
             folder = args.model_dir or load_config(path).model_dir
-            result = train_days(path, days=args.days, model_dir=folder, parent=args.increment_from, **common)
+            result = train_days(path, days=args.days, model_dir=folder, parent=args.increment_from, **days)
         elif args.increment_from is not None:
             result = train_increment(
                 path,
                 parent=args.increment_from,
                 data=args.train_input_path,
                 model_dir=args.model_dir or load_config(path).model_dir,
-                **common,
+                **days,
             )
         else:
             result = train(
@@ -176,8 +180,8 @@ def check_increments(args: argparse.Namespace) -> None:
     if not given:
         return
     flag = given[0]
-    if args.nproc is not None or "WORLD_SIZE" in os.environ:
-        raise RecgradError(f"{flag}: trains in one process so far; leave --nproc and torchrun out")
+    if "WORLD_SIZE" in os.environ:
+        raise RecgradError(f"{flag}: starts the processes of each day itself, by --nproc; leave torchrun out")
     if args.continue_train:
         raise RecgradError(f"--continue_train with {flag}: days resume by themselves; leave it out")
     if args.fine_tune_checkpoint or args.ignore_restore_optimizer:
@@ -202,6 +206,17 @@ def launch_train(args: argparse.Namespace) -> int:
         max_restarts=args.max_restarts or 0,
         resume_command=shlex.join(["recgrad", *again]),
     )
+
+
+def launch_day(args: argparse.Namespace, config: Any, **given: Any) -> Any:
+    """Train on a day with several processes of this machine; what `recgrad.train` would give."""
+    from recgrad.training.increments import result_of
+
+    own = argparse.Namespace(**vars(args))
+    own.days = own.increment_from = None
+    own.train_input_path, own.model_dir = given["train_input_path"], str(given["model_dir"])
+    own.continue_train, own.fine_tune_checkpoint = given["continue_train"], given["fine_tune_checkpoint"]
+    return result_of(own.model_dir, launch_train(own))
 
 
 def command_line(args: argparse.Namespace) -> list[str]:

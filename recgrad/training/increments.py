@@ -14,13 +14,13 @@ import glob
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from recgrad.errors import RecgradError, whole_path
-from recgrad.training.checkpoint import resolve_checkpoint
+from recgrad.training.checkpoint import read_checkpoint, resolve_checkpoint
 from recgrad.training.checkpoint.manager import CheckpointManager
 from recgrad.training.checkpoint.staging import write_file_atomically
 from recgrad.training.run import evaluate, train
@@ -71,6 +71,7 @@ def train_increment(
     data: str,
     model_dir: str | Path,
     name: str = "",
+    run: Callable[..., TrainResult] | None = None,
     **options: Any,
 ) -> TrainResult:
     """Train on a day's data from where the parent's newest checkpoint stands; resumes one that was begun.
@@ -81,6 +82,7 @@ def train_increment(
         data: the day's data.
         model_dir: of the day.
         name: of the day; that of its data by default.
+        run: trains, in place of `train` and with its arguments.
         options: further arguments of `train`.
     """
     folder = Path(model_dir)
@@ -105,7 +107,7 @@ def train_increment(
     if day.step:
         _log.info("%s: trained already, %d steps", day.day, day.step)
         return TrainResult(folder, day.step, dict(day.after), 0.0, "", 0)
-    result = train(
+    result = (run or train)(
         config,
         train_input_path=data,
         model_dir=folder,
@@ -143,6 +145,17 @@ def train_days(
         parent = own
     assert result is not None
     return result
+
+
+def result_of(model_dir: str | Path, exit_code: int) -> TrainResult:
+    """What a run that other processes have made has left: its newest checkpoint's step and metrics."""
+    path = CheckpointManager(model_dir).latest()
+    if path is None:
+        return TrainResult(Path(model_dir), 0, {}, 0.0, "", exit_code)
+    snapshot = read_checkpoint(path)
+    tree: Any = snapshot.tree
+    metrics = dict(tree["state"].get("evaluated", {}).get("metrics", {}))
+    return TrainResult(Path(model_dir), snapshot.step, metrics, 0.0, "", exit_code)
 
 
 def _first_look(

@@ -125,7 +125,6 @@ def test_the_command_and_the_report(daily: PipelineConfig, days: Path, tmp_path:
         (["--days", "x", "--train_input_path", "y"], "leave one out"),
         (["--days", "x", "--continue_train"], "resume by themselves"),
         (["--increment_from", "x", "--fine_tune_checkpoint", "y"], "leave one out"),
-        (["--increment_from", "x", "--nproc", "2"], "one process"),
     ],
 )
 def test_flags_that_do_not_go_together(
@@ -134,6 +133,30 @@ def test_flags_that_do_not_go_together(
     save_config(daily, tmp_path / "daily.config")
     assert main(["train", str(tmp_path / "daily.config"), *flags]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_torchrun_does_not_start_days(
+    daily: PipelineConfig, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    save_config(daily, tmp_path / "daily.config")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", str(tmp_path / "daily.config"), "--days", "x"]) == 2
+    assert "by --nproc; leave torchrun out" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_days_of_two_processes_each(daily: PipelineConfig, days: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchrec", exc_type=(ImportError, OSError))
+    save_config(daily, tmp_path / "daily.config")
+    flags = ["--days", str(days / "2026110[01].parquet"), "--model_dir", str(tmp_path / "model")]
+    for _ in range(2):  # what is trained is passed over
+        assert main(["train", str(tmp_path / "daily.config"), *flags, "--nproc", "2"]) == 0
+    lineage = read_lineage(tmp_path / "model" / "20261101")
+    assert [day.day for day in lineage] == ["20261100", "20261101"]
+    assert all(day.step and day.after for day in lineage)
+    assert lineage[1].before
+    last = read_checkpoint(tmp_path / "model" / "20261101" / f"model.ckpt-{lineage[1].step}")
+    assert len(last.computed_on) == 2
 
 
 def test_a_day_needs_a_folder_of_its_own(daily: PipelineConfig, days: Path, tmp_path: Path) -> None:
