@@ -1,6 +1,6 @@
 """Scoring and serving an exported model, against onnxruntime alone and against the server a user would write.
 
-    python benchmarks/serving.py [--json FILE] [--only NAME …] [--overload_seconds N] [--large_rows N]
+    python benchmarks/serving.py [--json FILE] [--only NAME …] [--model FOLDER] [--overload_seconds N]
 
 The model is DeepFM in the Criteo shape (13 numbers, 26 ids, dim 16, deep 512-256-128, final 64), trained
 for a few steps on synthetic clicks and exported; INT8 and FP16 are compared on KuaiRand and census.
@@ -70,10 +70,17 @@ def command(*words: str | Path, cwd: Path | None = None) -> float:
 
 
 class Model:
-    """The trained model in its folder, with its bundle."""
+    """The trained model in its folder, with its bundle; made unless it is there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, scratch: Path) -> None:
+        self.scratch = scratch
         self.folder, self.model_dir, self.bundle = folder, folder / "model", folder / "bundle"
+        self.rows = folder / "eval.parquet"
+        if not self.bundle.exists():
+            folder.mkdir(exist_ok=True)
+            self._make(folder)
+
+    def _make(self, folder: Path) -> None:
         write_synth(folder, SYNTH_ROWS)
         config = criteo_config(folder)
         config.train_config.num_steps = STEPS
@@ -85,7 +92,6 @@ class Model:
         save_config(config, folder / "run.config")
         command("train", folder / "run.config")
         command("export", folder / "run.config", "--export_dir", self.bundle)
-        self.rows = folder / "eval.parquet"
 
     def bodies(self, count: int) -> bytes:
         scorer_columns = read_rows(self.bundle, self.rows).slice(0, count)
@@ -115,10 +121,10 @@ def http_bars(model: Model, seconds: float) -> list[Bar]:
     bodies = {rows: model.bodies(rows) for rows in (1, 20, 200)}
     found = {}
     line = [sys.executable, HERE / "peers/plain_state.py", model.bundle, model.model_dir]
-    subprocess.run([*map(str, line), str(model.folder / "peer.pt")], check=True)
+    subprocess.run([*map(str, line), str(model.scratch / "peer.pt")], check=True)
     alone = dense_alone(model, tuple(bodies))
     with (
-        peer_server(model.folder / "peer.pt", own) as theirs,
+        peer_server(model.scratch / "peer.pt", own) as theirs,
         recgrad_server(model.bundle, own) as ours,
     ):
         urls = {"ours": f"{ours}/v1/score", "theirs": f"{theirs}/v1/score"}
@@ -172,7 +178,7 @@ def dense_alone(model: Model, sizes: tuple[int, ...]) -> dict[int, float]:
 
 def overload_bars(model: Model, seconds: float) -> list[Bar]:
     """64 clients with 200 rows each, a short queue, and a new bundle behind a link every few seconds."""
-    link = model.folder / "served"
+    link = model.scratch / "served"
     link.symlink_to(model.bundle)
     body = model.bodies(200)
     with recgrad_server(link, None, "--max_queue", "32", "--poll_s", "0.2") as url:
@@ -195,7 +201,7 @@ def overload_bars(model: Model, seconds: float) -> list[Bar]:
 def _swap(model: Model, link: Path, seconds: float) -> None:
     for number in range(SWAPS):
         time.sleep(seconds / (SWAPS + 1))
-        copy, new = model.folder / f"bundle.{number}", model.folder / "served.new"
+        copy, new = model.scratch / f"bundle.{number}", model.scratch / "served.new"
         shutil.copytree(model.bundle, copy)
         new.symlink_to(copy)
         os.replace(new, link)
@@ -237,7 +243,7 @@ def load_bars(model: Model, rows: int) -> list[Bar]:
 
 def enlarge(model: Model, count: int) -> Path:
     """The bundle with `count` trained rows in its first table."""
-    large = model.folder / "large"
+    large = model.scratch / "large"
     shutil.copytree(model.bundle, large)
     manifest = read_manifest(large)
     old = next(table for table in manifest.tables if table.num_rows == LARGE_ID and table.dim == 16)
@@ -276,14 +282,14 @@ def predict_bars(model: Model) -> list[Bar]:
     trained = [event["samples_per_sec"] for event in events if "samples_per_sec" in event]
     training = statistics.median(trained)
     rows = pq.read_table(model.folder / "train.parquet")
-    files = {times: model.folder / f"rows_{times}.parquet" for times in (1, 3)}
+    files = {times: model.scratch / f"rows_{times}.parquet" for times in (1, 3)}
     for times, file in files.items():
         pq.write_table(pa.concat_tables([rows] * times), file)
     bars = []
     for nproc in (1, len(cores())):
         seconds = {}
         for times, file in files.items():
-            out = model.folder / f"scores_{nproc}_{times}.parquet"
+            out = model.scratch / f"scores_{nproc}_{times}.parquet"
             paths = ("--predict_input_path", file, "--predict_output_path", out)
             seconds[times] = command("predict", model.bundle, *paths, "--nproc", str(nproc))
         speed = 2 * rows.num_rows / (seconds[3] - seconds[1])  # without the start
@@ -364,10 +370,11 @@ def main() -> int:
     parser.add_argument("--http_seconds", type=float, default=1, help=f"of each of {ROUNDS} rounds")
     parser.add_argument("--overload_seconds", type=float, default=20, help="60 for the whole minute")
     parser.add_argument("--large_rows", type=int, default=10_000_000)
+    parser.add_argument("--model", type=Path, help="a folder to keep the trained model in, for the next run")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = None if args.only == ["precision"] else Model(folder)
+        model = None if args.only == ["precision"] else Model(args.model or folder, folder)
         parts = {
             "request": lambda: request_bars(model),
             "http": lambda: http_bars(model, args.http_seconds),

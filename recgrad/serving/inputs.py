@@ -90,6 +90,7 @@ class ProgramInputs:
         # What is known of the lookups before there are rows; addresses are added to the rest.
         self._lines = tables.lines(self._lookups, EMPTY)
         self._lines[:, VECTORS] = [4 * item.first for _, item in fields]
+        self._last_lines: tuple[int, Array, Array] | None = None
         self._lines[:, VECTOR_STRIDE] = [4 * self._plans[number].record.width for number, _ in fields]
 
     def _distinct(self, records: Sequence[InputRecord]) -> tuple[list[_Plan], dict[str, str]]:
@@ -132,12 +133,12 @@ class ProgramInputs:
         """
         outs = [self._unfilled(plan, rows, rest) for plan in self._plans]
         if self._lookups:
-            lines = self._lines.copy()
-            lines[:, VECTORS] += np.array([address_of(out) for out in outs], np.int64)[self._plan_of]
             if rows is not None and len(rows.ids):
-                lines[:, IDS] = address_of(rows.ids) + 8 * rows.size * self._id_of
-                lines[:, ID_STEP] = 8 * (1 - rows.shared[self._id_of])
-                lines[:, BAGS] = rows.size
+                lines = self._lines_of(rows.size, rows.shared)
+                lines[:, IDS] += address_of(rows.ids)
+            else:
+                lines = self._lines.copy()
+            lines[:, VECTORS] += np.array([address_of(out) for out in outs], np.int64)[self._plan_of]
             bags = {} if rest is None else _bags(rest)
             for line, key in zip(lines, self._keys, strict=True) if bags else ():
                 if key in bags:
@@ -147,6 +148,17 @@ class ProgramInputs:
         for name, first in self._same.items():
             feeds[name] = feeds[first]
         return feeds
+
+    def _lines_of(self, size: int, shared: Array) -> Array:
+        """Lines for plain rows, but for addresses; those of the call before are often what is wanted."""
+        last = self._last_lines
+        if last is None or last[0] != size or last[1] is not shared:
+            lines = self._lines.copy()
+            lines[:, IDS] = 8 * size * self._id_of
+            lines[:, ID_STEP] = 8 * (1 - shared[self._id_of])
+            lines[:, BAGS] = size
+            last = self._last_lines = size, shared, lines
+        return last[2].copy()
 
     def _unfilled(self, plan: _Plan, rows: PlainRows | None, rest: Encoded | None) -> Array:
         """An input, but for its lookups."""

@@ -96,6 +96,7 @@ class Metrics:
         self.workers = workers
         self._family = {family.name: family for family in self.families}
         self._index: dict[tuple[str, str], int] = {}
+        self._answered: dict[tuple[str, int], tuple[int, int]] = {}
         slots = 0
         for family in self.families:
             for number, labels in enumerate(family.series):
@@ -133,9 +134,17 @@ class Metrics:
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Count an answer."""
-        known = status if status in STATUSES else OTHER
-        self.count("recgrad_requests_total", 1, f'route="{route}",status="{known}"')
-        self.observe("recgrad_request_seconds", seconds, f'route="{route}"')
+        slots = self._answered.get((route, status))
+        if slots is None:
+            known = status if status in STATUSES else OTHER
+            slots = (
+                self._index["recgrad_requests_total", f'route="{route}",status="{known}"'],
+                self._index["recgrad_request_seconds", f'route="{route}"'],
+            )
+            self._answered[route, status] = slots
+        self._own[slots[0]] += 1
+        self._own[slots[1] + bisect_left(SECONDS, seconds)] += 1
+        self._own[slots[1] + len(SECONDS) + 1] += seconds
 
     def total(self, name: str, labels: str = "") -> float:
         """A counter or gauge over all workers."""

@@ -100,6 +100,10 @@ class Cells:
     valid: npt.NDArray[Any]
     text: npt.NDArray[np.uint8]
 
+    def is_like(self, other: Cells) -> bool:
+        """Whether the columns of others, of the same reader, are the same."""
+        return self.names is other.names and self.kinds is other.kinds and self.present == other.present
+
 
 class PlainEncoder:
     """Encodes the plain ones among some features; threads may share it.
@@ -130,6 +134,7 @@ class PlainEncoder:
         self._addresses = _address(self._features), _address(self._floats)
         self._known: list[_Places] = []
         self._cell_places: dict[tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]], _Places] = {}
+        self._last_cells: tuple[Cells, _Places] | None = None
         self._kernel = compiled(kernel.encode_rows).ctypes if self._lines else None
 
     def encode(self, rows: pa.RecordBatch, shared_row: pa.RecordBatch | None = None) -> PlainRows | None:
@@ -169,12 +174,7 @@ class PlainEncoder:
         """
         if self._kernel is None:
             return None
-        key = (cells.names, cells.kinds, cells.present)
-        places = self._cell_places.get(key)
-        if places is None:
-            places = self._find_cells(cells)
-            if len(self._cell_places) < MAX_SCHEMAS:
-                self._cell_places[key] = places
+        places = self._places_of_cells(cells)
         if not len(places.lines):
             return None
         first, step = np.zeros((2, at.COLUMN_COLUMNS), np.int64)
@@ -200,6 +200,20 @@ class PlainEncoder:
         if 1 in odd.tolist():
             names = tuple(self.features[i].name for i in np.flatnonzero(odd))
         return PlainRows(size, ids, numbers, places.shared, names)
+
+    def _places_of_cells(self, cells: Cells) -> _Places:
+        last = self._last_cells
+        if last is not None and last[0].is_like(cells):
+            return last[1]
+        key = (cells.names, cells.kinds, cells.present)
+        places = self._cell_places.get(key)
+        if places is None:
+            places = self._find_cells(cells)
+            if len(self._cell_places) < MAX_SCHEMAS:
+                self._cell_places[key] = places
+        nothing = np.empty(0, np.uint8)
+        self._last_cells = Cells(0, *key, nothing, nothing, nothing, nothing), places
+        return places
 
     def _find_cells(self, cells: Cells) -> _Places:
         """Where columns are among cells; no lines if one is missing."""
