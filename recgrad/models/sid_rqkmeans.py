@@ -32,6 +32,7 @@ class SidRqkmeans(SemanticIds):
     """Semantic ids by residual k-means of a sample."""
 
     takes_losses: ClassVar[bool] = False
+    uncompiled: ClassVar[tuple[str, ...]] = ("_keep",)
     sample: Tensor
     seen: Tensor
     fitted: Tensor
@@ -101,7 +102,6 @@ class SidRqkmeans(SemanticIds):
         """Nothing to minimise."""
         return {"none": 0 * self.unused} if self.training else {}
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def _keep(self, vectors: Tensor) -> None:
         """Take rows into the sample, every one with equal probability (Vitter 1985, algorithm R).

@@ -20,7 +20,7 @@ import logging
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, TypedDict
+from typing import ClassVar, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +71,7 @@ class ContrastiveSettings(TypedDict):
 class SidRqvae(SemanticIds):
     """Semantic ids by a residual quantizing autoencoder."""
 
+    uncompiled: ClassVar[tuple[str, ...]] = ("_begin",)
     begun: Tensor
 
     def build(
@@ -184,7 +185,6 @@ class SidRqvae(SemanticIds):
         choose = self.balance if self.training and self.balance is not None else nearest
         return quantize(latent, codebooks, distance=self.distance, normalize=self.normalize, choose=choose)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def _begin(self, latent: Tensor) -> None:
         """Take the codebooks from the first batch, that of all ranks, once."""

@@ -94,6 +94,15 @@ def test_a_config_that_cannot_be_read_is_told_of_without_torch(config, tmp_path)
     assert imported(WITHOUT_TORCH, "check", str(broken), ends=2) == []
 
 
+def test_importing_every_model_does_not_import_the_compiler():
+    code = (
+        "import sys; from recgrad.models.base import MODELS; [MODELS[name] for name in MODELS]; "
+        "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("collecting", [True, False])
 def test_garbage_collection_is_afterwards_as_it_was(collecting):
     was = gc.isenabled()

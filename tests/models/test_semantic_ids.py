@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -336,3 +337,21 @@ def test_a_run_resumes_exactly_and_predict_writes_codes(name, items, tmp_path):
         # Eight well separated heaps: the first code tells them apart.
         heaps = [set(codes[np.arange(400) % 8 == heap, 0].tolist()) for heap in range(8)]
         assert sum(len(heap) == 1 for heap in heaps) >= 6
+
+
+@pytest.mark.parametrize("kind", ["sid_rqkmeans", "sid_rqvae"])
+def test_compiled_it_keeps_and_begins_as_it_does_eagerly(kind, model_of, batch_of, features, monkeypatch):
+    """What a model remembers of rows is no function of tensors, and is left to Python."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    settings = "codebook: [4, 4]" + (" kmeans_init: true" if kind == "sid_rqvae" else "")
+    losses = "" if kind == "sid_rqkmeans" else LOSSES
+    found = {}
+    for compiled in (False, True):
+        more = " compile: true" if compiled else ""
+        model = model_of(settings, kind=kind, losses=losses + more).train()
+        for seed in (1, 2):
+            model(batch_of(features, ROWS, seed=seed, double=True))
+        found[compiled] = model.state_dict()
+    assert found[True].keys() == found[False].keys()
+    for name, value in found[False].items():
+        torch.testing.assert_close(found[True][name], value, msg=name)
