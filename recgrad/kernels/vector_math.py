@@ -10,7 +10,6 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from recgrad.kernels.simd import (
-    LANES,
     Vector,
     add,
     build_call,
@@ -18,14 +17,11 @@ from recgrad.kernels.simd import (
     divide,
     multiply,
     multiply_add,
-    splat16,
+    splat,
     subtract,
-    zeros16,
 )
 
 _FLOAT, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_FLOATS, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_I32, LANES)
-_NUMBERS = ir.Constant(_INTS, list(range(LANES)))
 # exp(x) = 2ⁿ·exp(r), n = round(x / ln 2), |r| ≤ ln 2 / 2, with ln 2 in two parts; exp(r) as 1 + r + r²·p(r).
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
 _LOWEST, _HIGHEST = -87.0, 88.0
@@ -40,34 +36,38 @@ _COEFFICIENTS = (
 )
 
 
-def _floats(value: float) -> Any:
-    return ir.Constant(_FLOATS, [value] * LANES)
+def _constant(element: Any, width: int) -> Any:
+    """What makes vectors of one number."""
+    return lambda value: ir.Constant(ir.VectorType(element, width), [value] * width)
 
 
-def _ints(value: int) -> Any:
-    return ir.Constant(_INTS, [value] * LANES)
+def _numbers(width: int) -> Any:
+    """0, 1, 2, …"""
+    return ir.Constant(ir.VectorType(_I32, width), list(range(width)))
 
 
 @intrinsic
 def exponential(context: Any, x: Any) -> Any:
-    """exp of sixteen float32, within two units of the last place; x is held to [−87, 88], NaN stays NaN."""
-    if x != Vector(LANES):
+    """exp of a vector, within two units of the last place; x is held to [−87, 88], NaN stays NaN."""
+    if not isinstance(x, Vector):
         return None
+    reals, wholes = _constant(_FLOAT, x.width), _constant(_I32, x.width)
+    floats, ints = ir.VectorType(_FLOAT, x.width), ir.VectorType(_I32, x.width)
 
     def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
-        low, high = _floats(_LOWEST), _floats(_HIGHEST)
+        low, high = reals(_LOWEST), reals(_HIGHEST)
         v = b.select(b.fcmp_ordered("<", args[0], low), low, args[0])
         v = b.select(b.fcmp_ordered(">", v, high), high, v)
-        shifted = build_call(b, "fmuladd", [v, _floats(_LOG2_E), _floats(_ROUNDER)])
-        n = b.fsub(shifted, _floats(_ROUNDER))
-        r = build_call(b, "fmuladd", [n, _floats(-_LN2_HIGH), v])
-        r = build_call(b, "fmuladd", [n, _floats(-_LN2_LOW), r])
-        p = _floats(_COEFFICIENTS[0])
+        shifted = build_call(b, "fmuladd", [v, reals(_LOG2_E), reals(_ROUNDER)])
+        n = b.fsub(shifted, reals(_ROUNDER))
+        r = build_call(b, "fmuladd", [n, reals(-_LN2_HIGH), v])
+        r = build_call(b, "fmuladd", [n, reals(-_LN2_LOW), r])
+        p = reals(_COEFFICIENTS[0])
         for coefficient in _COEFFICIENTS[1:]:
-            p = build_call(b, "fmuladd", [p, r, _floats(coefficient)])
-        y = b.fadd(build_call(b, "fmuladd", [p, b.fmul(r, r), r]), _floats(1.0))
-        power = b.shl(b.add(b.bitcast(shifted, _INTS), _ints(127)), _ints(23))
-        return b.fmul(y, b.bitcast(power, _FLOATS))
+            p = build_call(b, "fmuladd", [p, r, reals(coefficient)])
+        y = b.fadd(build_call(b, "fmuladd", [p, b.fmul(r, r), r]), reals(1.0))
+        power = b.shl(b.add(b.bitcast(shifted, ints), wholes(127)), wholes(23))
+        return b.fmul(y, b.bitcast(power, floats))
 
     return x(x), generate
 
@@ -105,9 +105,10 @@ def where_visible(context: Any, x: Any, other: Any, a0: Any, a1: Any, b0: Any, b
     """x in the lanes of [a0, a1) and [b0, b1), else `other`."""
 
     def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
-        bounds = [build_splat(b, b.trunc(value, _I32), LANES) for value in args[2:]]
+        bounds = [build_splat(b, b.trunc(value, _I32), x.width) for value in args[2:]]
+        numbers = _numbers(x.width)
         inside = [
-            b.and_(b.icmp_signed(">=", _NUMBERS, low), b.icmp_signed("<", _NUMBERS, high))
+            b.and_(b.icmp_signed(">=", numbers, low), b.icmp_signed("<", numbers, high))
             for low, high in (bounds[:2], bounds[2:])
         ]
         return b.select(b.or_(*inside), args[0], args[1])
@@ -137,10 +138,11 @@ def drawn_above(context: Any, x: Any, key: Any, first: Any, threshold: Any) -> A
     """x in lanes whose draw is at least `threshold` of 2³², else 0; lane i draws by (key, first + i)."""
 
     def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
-        key, first, threshold = (build_splat(b, b.trunc(value, _I32), LANES) for value in args[1:])
-        numbers = b.mul(b.add(first, _NUMBERS), _ints(0x9E3779B9))
-        draws = _mixed(b, b.add(key, numbers), _ints)
-        return b.select(b.icmp_unsigned(">=", draws, threshold), args[0], _floats(0.0))
+        ints = _constant(_I32, x.width)
+        key, first, threshold = (build_splat(b, b.trunc(value, _I32), x.width) for value in args[1:])
+        numbers = b.mul(b.add(first, _numbers(x.width)), ints(0x9E3779B9))
+        draws = _mixed(b, b.add(key, numbers), ints)
+        return b.select(b.icmp_unsigned(">=", draws, threshold), args[0], _constant(_FLOAT, x.width)(0.0))
 
     return x(x, *[types.int64] * 3), generate
 
@@ -152,14 +154,14 @@ def bits64(context: Any, value: Any) -> Any:
 
 
 @njit
-def sigmoid16(x):  # type: ignore[no-untyped-def]
-    """1 / (1 + exp(−x)) of sixteen numbers."""
-    one = splat16(np.float32(1))
-    return divide(one, add(one, exponential(subtract(zeros16(), x))))
+def sigmoid(x):  # type: ignore[no-untyped-def]
+    """1 / (1 + exp(−x)) of a vector."""
+    one = splat(x, np.float32(1))
+    return divide(one, add(one, exponential(subtract(splat(x, np.float32(0)), x))))
 
 
 @njit
-def silu_slope16(s, sigma):  # type: ignore[no-untyped-def]
+def silu_slope(s, sigma):  # type: ignore[no-untyped-def]
     """The derivative of s·σ(s): σ·(1 + s·(1 − σ))."""
-    one = splat16(np.float32(1))
+    one = splat(s, np.float32(1))
     return multiply(sigma, multiply_add(s, subtract(one, sigma), one))

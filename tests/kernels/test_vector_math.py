@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from recgrad.kernels.simd import load16, store
-from recgrad.kernels.vector_math import exponential, sigmoid16
+from recgrad.kernels.vector_math import exponential, sigmoid
 
 
 @njit
@@ -18,7 +18,7 @@ def exp_all(x, out, n):
 @njit
 def sigmoid_all(x, out, n):
     for i in range(0, 4 * n, 64):
-        store(out + i, sigmoid16(load16(x + i)))
+        store(out + i, sigmoid(load16(x + i)))
 
 
 def apply(function, x):

@@ -8,19 +8,22 @@ from recgrad.kernels.simd import (
     LANES,
     LINE,
     field,
+    load,
     load1,
     load16,
     load_i32,
     multiply,
     multiply_add,
+    splat,
     splat16,
     store,
     subtract,
     total,
+    zeros8,
     zeros16,
 )
 from recgrad.kernels.tiles import TILE, add_to, copy_rows, tile6
-from recgrad.kernels.vector_math import exponential, sigmoid16, silu_slope16, where_visible
+from recgrad.kernels.vector_math import exponential, sigmoid, silu_slope, where_visible
 from recgrad.nn.attention.blocks import (
     _ONE,
     ALPHA,
@@ -84,12 +87,12 @@ from recgrad.nn.attention.blocks import (
     copy_scaled,
     drop_key,
     kept,
-    make_panels,
     narrow,
     number,
     score,
     set_ranges,
 )
+from recgrad.nn.attention.panels import HALF, make_panels
 
 
 @njit
@@ -193,16 +196,29 @@ def backward_stretch(a, task, scratch, head, begin, first, n, start, count):  # 
 @njit
 def unsilu_row(a, scores, of_scores, seen, start, key, scale):  # type: ignore[no-untyped-def]
     """Weights in place of scores, and gradients of scores in place of those of weights."""
+    high = field(seen, 5)
+    for j in range(field(seen, 4), high, LANES):
+        s, g = scores + 4 * j, of_scores + 4 * j
+        if high - j > HALF:
+            unsilu_piece(zeros16(), a, s, g, seen, start + j, key, scale)
+        else:
+            unsilu_piece(zeros8(), a, s, g, seen, start + j, key, scale)
+            store(s + 4 * HALF, zeros8())
+            store(g + 4 * HALF, zeros8())
+
+
+@njit
+def unsilu_piece(zeros, a, scores, of_scores, seen, at, key, scale):  # type: ignore[no-untyped-def]
+    """The same of as many keys as `zeros` has, from key `at` on."""
+    s, g, by = load(zeros, scores), load(zeros, of_scores), splat(zeros, scale)
+    sigma = sigmoid(s)
+    x = multiply(multiply(s, sigma), by)
+    d = multiply(multiply(g, silu_slope(s, sigma)), by)
     a0, a1, b0, b1 = field(seen, 0), field(seen, 1), field(seen, 2), field(seen, 3)
-    for j in range(field(seen, 4), field(seen, 5), LANES):
-        s, g, at = load16(scores + 4 * j), load16(of_scores + 4 * j), start + j
-        sigma = sigmoid16(s)
-        x = multiply(multiply(s, sigma), splat16(scale))
-        d = multiply(multiply(g, silu_slope16(s, sigma)), splat16(scale))
-        x = where_visible(x, zeros16(), a0 - at, a1 - at, b0 - at, b1 - at)
-        d = where_visible(d, zeros16(), a0 - at, a1 - at, b0 - at, b1 - at)
-        store(scores + 4 * j, kept(a, x, key, at))
-        store(of_scores + 4 * j, kept(a, d, key, at))
+    x = where_visible(x, zeros, a0 - at, a1 - at, b0 - at, b1 - at)
+    d = where_visible(d, zeros, a0 - at, a1 - at, b0 - at, b1 - at)
+    store(scores, kept(a, x, key, at))
+    store(of_scores, kept(a, d, key, at))
 
 
 @njit
@@ -214,7 +230,9 @@ def unsoftmax_row(a, scores, of_scores, seen, start, key, top, share, mean):  # 
         e = exponential(subtract(load16(scores + 4 * j), splat16(top)))
         w = where_visible(multiply(e, splat16(share)), zeros16(), a0 - at, a1 - at, b0 - at, b1 - at)
         store(scores + 4 * j, kept(a, w, key, at))
-        store(of_scores + 4 * j, multiply(w, subtract(kept(a, g, key, at), splat16(mean))))
+        d = multiply(w, subtract(kept(a, g, key, at), splat16(mean)))
+        # Where there is no key, g may be anything, and 0 times it NaN.
+        store(of_scores + 4 * j, where_visible(d, zeros16(), a0 - at, a1 - at, b0 - at, b1 - at))
 
 
 @njit

@@ -26,6 +26,7 @@ from recgrad.kernels.simd import (
     load_f64,
     load_i32,
     multiply,
+    splat,
     splat16,
     store,
     store_i32,
@@ -38,6 +39,7 @@ from recgrad.kernels.vector_math import (
     drawn_above,
     mixed_bits,
 )
+from recgrad.nn.attention.panels import HALF, half_tile6, half_tile12, store6
 
 BLOCK = 48  # queries at a time
 STRETCH = 128  # keys at a time
@@ -137,20 +139,6 @@ def narrow(ranges, n, start, count):  # type: ignore[no-untyped-def]
 
 
 @njit
-def make_panels(x, x_row, n, width, panels):  # type: ignore[no-untyped-def]
-    """x [n, width] as panels of 16 rows, each [width, 16]; zeros for rows that are not there."""
-    for t in range(0, n, LANES):
-        panel, here = panels + 4 * t * width, min(n - t, LANES)
-        if here < LANES:
-            for i in range(width):
-                store(panel + LINE * i, zeros16())
-        for r in range(here):
-            at, to = x + (t + r) * x_row, panel + 4 * r
-            for i in range(width):
-                store(to + LINE * i, load1(at + 4 * i))
-
-
-@njit
 def copy_scaled(source, source_row, target, target_row, n, width, by):  # type: ignore[no-untyped-def]
     """n rows times a number, and zeros up to the next whole tile."""
     for t in range((n + TILE - 1) // TILE * TILE):
@@ -174,6 +162,9 @@ def score(a, ranges, x, x_row, width, panels, n, count, out):  # type: ignore[no
     row = field(a, SCORE_ROW)
     for p in range(0, count, LANES):
         panel = panels + 4 * p * width
+        if count - p <= HALF:
+            score_half(ranges, x, x_row, width, panel, n, p, out + 4 * p, row)
+            continue
         for t in range(0, n, TILE):
             at, to, hull = x + t * x_row, out + t * row + 4 * p, ranges + 8 * RANGE_FIELDS * t
             if p < field(hull, 4) or p >= field(hull, 5):
@@ -181,17 +172,39 @@ def score(a, ranges, x, x_row, width, panels, n, count, out):  # type: ignore[no
                     store(to + r * row, zeros16())
             elif n - t > 3:
                 c0, c1, c2, c3, c4, c5 = tile6(at, x_row, 4, panel, LINE, width, zeros16())
-                store(to, c0)
-                store(to + row, c1)
-                store(to + 2 * row, c2)
-                store(to + 3 * row, c3)
-                store(to + 4 * row, c4)
-                store(to + 5 * row, c5)
+                store6(to, row, c0, c1, c2, c3, c4, c5)
             else:
                 c0, c1, c2 = tile3(at, x_row, 4, panel, LINE, width, zeros16())
                 store(to, c0)
                 store(to + row, c1)
                 store(to + 2 * row, c2)
+
+
+@njit
+def sees(ranges, t, p):  # type: ignore[no-untyped-def]
+    """Whether the tile of queries t sees keys of the panel that begins at p, relative to the stretch."""
+    return field(ranges, RANGE_FIELDS * t + 4) <= p < field(ranges, RANGE_FIELDS * t + 5)
+
+
+@njit
+def score_half(ranges, x, x_row, width, panel, n, p, out, row):  # type: ignore[no-untyped-def]
+    """The same with a panel of at most eight keys; scores behind them, which no query sees, have no worth."""
+    t = 0
+    while t < n:
+        at, to = x + t * x_row, out + t * row
+        if not sees(ranges, t, p):
+            for r in range(TILE):
+                store(to + r * row, zeros16())
+            t += TILE
+        elif n - t > TILE and sees(ranges, t + TILE, p):
+            c0, c1, c2, c3, c4, c5, d0, d1, d2, d3, d4, d5 = half_tile12(at, x_row, panel, width)
+            store6(to, row, c0, c1, c2, c3, c4, c5)
+            store6(to + TILE * row, row, d0, d1, d2, d3, d4, d5)
+            t += 2 * TILE
+        else:
+            c0, c1, c2, c3, c4, c5 = half_tile6(at, x_row, panel, width)
+            store6(to, row, c0, c1, c2, c3, c4, c5)
+            t += TILE
 
 
 @njit
@@ -252,7 +265,7 @@ def kept(a, x, key, first):  # type: ignore[no-untyped-def]
     """x after dropout of attention weights; the same draws forwards and backwards."""
     if field(a, DROP_BELOW) == 0:
         return x
-    return multiply(splat16(number(a, KEPT)), drawn_above(x, key, first, field(a, DROP_BELOW)))
+    return multiply(splat(x, number(a, KEPT)), drawn_above(x, key, first, field(a, DROP_BELOW)))
 
 
 @njit

@@ -12,17 +12,20 @@ from recgrad.kernels.simd import (
     LINE,
     add,
     field,
+    load,
     load1,
     load16,
     multiply,
+    splat,
     splat16,
     store,
     subtract,
     total,
+    zeros8,
     zeros16,
 )
 from recgrad.kernels.tiles import TILE, copy_rows
-from recgrad.kernels.vector_math import exponential, largest, maximum, sigmoid16, where_visible
+from recgrad.kernels.vector_math import exponential, largest, maximum, sigmoid, where_visible
 from recgrad.nn.attention.blocks import (
     _LOWEST,
     _ONE,
@@ -66,12 +69,12 @@ from recgrad.nn.attention.blocks import (
     copy_scaled,
     drop_key,
     kept,
-    make_panels,
     narrow,
     number,
     score,
     set_ranges,
 )
+from recgrad.nn.attention.panels import HALF, make_panels
 
 
 @njit
@@ -153,12 +156,22 @@ def forward_stretch(a, scratch, head, begin, first, n, start, count):  # type: i
 @njit
 def silu_row(a, scores, seen, start, key, scale):  # type: ignore[no-untyped-def]
     """SiLU of a query's scores times `scale`, 0 for keys that it does not see."""
+    high = field(seen, 5)
+    for j in range(field(seen, 4), high, LANES):
+        if high - j > HALF:
+            silu_piece(zeros16(), a, scores + 4 * j, seen, start + j, key, scale)
+        else:
+            silu_piece(zeros8(), a, scores + 4 * j, seen, start + j, key, scale)
+
+
+@njit
+def silu_piece(zeros, a, scores, seen, at, key, scale):  # type: ignore[no-untyped-def]
+    """The same of as many keys as `zeros` has, from key `at` on."""
+    s = load(zeros, scores)
+    x = multiply(multiply(s, sigmoid(s)), splat(zeros, scale))
     a0, a1, b0, b1 = field(seen, 0), field(seen, 1), field(seen, 2), field(seen, 3)
-    for j in range(field(seen, 4), field(seen, 5), LANES):
-        s, at = load16(scores + 4 * j), start + j
-        x = multiply(multiply(s, sigmoid16(s)), splat16(scale))
-        x = where_visible(x, zeros16(), a0 - at, a1 - at, b0 - at, b1 - at)
-        store(scores + 4 * j, kept(a, x, key, at))
+    x = where_visible(x, zeros, a0 - at, a1 - at, b0 - at, b1 - at)
+    store(scores, kept(a, x, key, at))
 
 
 @njit

@@ -61,7 +61,7 @@ def jagged_attention(
     """
     biases = biases or Biases()
     if not torch.compiler.is_compiling():
-        _check(q, key, v, segments, setting, targets, biases)
+        check_attention(q, key, v, segments, setting, targets, biases)
     seed = 0
     if setting.dropout > 0:
         seed = int(torch.randint(0, 2**31, ()).item())
@@ -71,7 +71,7 @@ def jagged_attention(
         return v.new_zeros(0, v.shape[1]) + 0 * torch.stack([x.sum() for x in used]).sum()
     if not uses_kernels(q, key, v):
         return padded_attention(q, key, v, segments, setting, targets=targets, biases=biases, seed=seed)
-    plan = _plan(segments, setting, targets, seed)
+    plan = plan_attention(segments, setting, targets, seed)
     tensors = (q, key, v, biases.positions, biases.times)
     return _Attention.apply(plan, biases, *tensors)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -83,7 +83,7 @@ def uses_kernels(*tensors: Tensor) -> bool:
     return all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
 
 
-def _check(
+def check_attention(
     q: Tensor,
     key: Tensor,
     v: Tensor,
@@ -92,6 +92,7 @@ def _check(
     targets: Tensor | None,
     biases: Biases,
 ) -> None:
+    """Refuse what does not fit together, as kernels read addresses that nothing checks."""
     rows, positions = segments.lengths.shape[0], segments.rows.shape[0]
     if q.shape != key.shape or q.shape[1] % setting.heads or v.shape[1] % setting.heads:
         raise ValueError(
@@ -109,7 +110,7 @@ def _check(
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """How the work is cut up, by lengths alone."""
 
     setting: Setting
@@ -121,16 +122,18 @@ class _Plan:
 
     @property
     def tasks(self) -> int:
+        """The number of tasks."""
         return len(self.cuts) - 1
 
 
-def _plan(segments: Segments, setting: Setting, targets: Tensor | None, seed: int) -> _Plan:
+def plan_attention(segments: Segments, setting: Setting, targets: Tensor | None, seed: int = 0) -> Plan:
+    """How the work is cut up; `seed` is that of the dropout."""
     lengths = segments.lengths.numpy()
     costs = np.repeat(lengths * (lengths + _ROW_COST), setting.heads).cumsum()
     tasks = min(MAX_TASKS, len(costs))
     cuts = np.searchsorted(costs, np.arange(tasks + 1) * (costs[-1] / tasks))
     cuts[0], cuts[-1] = 0, len(costs)
-    return _Plan(
+    return Plan(
         setting,
         np.r_[0, lengths.cumsum()].astype(np.int64),
         np.unique(cuts).astype(np.int64),
@@ -144,7 +147,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        plan: _Plan,
+        plan: Plan,
         biases: Biases,
         q: Tensor,
         key: Tensor,
@@ -152,7 +155,7 @@ class _Attention(torch.autograd.Function):
         positions: Tensor | None,
         times: Tensor | None,
     ) -> Tensor:
-        call = _Call(plan, biases, q, key, v, positions, times)
+        call = Call(plan, biases, q, key, v, positions, times)
         out = v.new_empty(v.shape[0], plan.setting.heads * call.dv)
         stats = q.new_empty(2, q.shape[0], plan.setting.heads) if plan.setting.kind == "softmax" else None
         call.set_out(out, stats)
@@ -167,7 +170,7 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         q, key, v, positions, times, out, stats = ctx.saved_tensors
-        call = _Call(ctx.plan, ctx.biases, q, key, v, positions, times)
+        call = Call(ctx.plan, ctx.biases, q, key, v, positions, times)
         call.set_out(out, stats)
         gradients = call.set_gradients(grad)
         call.scratch(backward=True)
@@ -191,12 +194,12 @@ def _widen(x: Tensor, heads: int, width: int, padded: int) -> Tensor:
     return F.pad(x.reshape(-1, heads, width), (0, padded - width)).reshape(-1, heads * padded)
 
 
-class _Call:
+class Call:
     """What the kernels are called with; holds on to all that it has addresses of."""
 
     def __init__(
         self,
-        plan: _Plan,
+        plan: Plan,
         biases: Biases,
         q: Tensor,
         key: Tensor,
@@ -305,9 +308,9 @@ class _Call:
         self.set(k.SCRATCH_BYTES, end)
         self.set(k.SCRATCH, torch.empty(min(thread_count(), self.plan.tasks), end // 4))
 
-    def set_gradients(self, grad: Tensor) -> _Gradients:
-        """Where the gradients go."""
-        return _Gradients(self, grad)
+    def set_gradients(self, grad: Tensor, into: tuple[Tensor, Tensor, Tensor] | None = None) -> Gradients:
+        """Where gradients go; those of q, k, v to `into` if heads fill whole vectors, else to new tensors."""
+        return Gradients(self, grad, into)
 
     def launch(self, body: Any) -> None:
         """Run a function of the kernels over all heads of all rows."""
@@ -320,14 +323,16 @@ def _narrow(x: Tensor, heads: int, width: int, padded: int) -> Tensor:
     return x.view(-1, heads, padded)[:, :, :width].reshape(-1, heads * width)
 
 
-class _Gradients:
+class Gradients:
     """Where the backward kernel writes: of biases, one sum a task."""
 
-    def __init__(self, call: _Call, grad: Tensor) -> None:
+    def __init__(self, call: Call, grad: Tensor, into: tuple[Tensor, Tensor, Tensor] | None) -> None:
         heads, (rows, _) = call.plan.setting.heads, call.shapes[0]
         self.call = call
-        self.of_q, self.of_k = (grad.new_empty(rows, heads * call.dq) for _ in range(2))
-        self.of_v = grad.new_empty(rows, heads * call.dv)
+        if into is None:
+            q, key = (grad.new_empty(rows, heads * call.dq) for _ in range(2))
+            into = q, key, grad.new_empty(rows, heads * call.dv)
+        self.of_q, self.of_k, self.of_v = into
         call.set_rows(k.GRAD_OUT, _widen(grad, heads, call.value_width, call.dv))
         for slot, tensor in ((k.GRAD_Q, self.of_q), (k.GRAD_K, self.of_k), (k.GRAD_V, self.of_v)):
             call.set_rows(slot, tensor)

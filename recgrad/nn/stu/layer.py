@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recgrad.limits import Count, Fraction, Size
-from recgrad.nn.attention import Mask, Setting, jagged_attention
+from recgrad.nn.attention import Mask, Setting
 from recgrad.nn.jagged import Segments
+from recgrad.nn.stu.gated import gated_attention
 
 _EPS = 1e-6
 
@@ -81,10 +82,8 @@ class STULayer(nn.Module):
             segments: which row each token belongs to.
             targets: int64 [rows], the number of candidates at each row's end.
         """
-        u, v, q, k = self.uvqk(self.input_norm(x)).split(self.widths, dim=1)
-        u = F.silu(u)
-        o = jagged_attention(q, k, v, segments, self.setting, targets=targets)
-        parts = torch.cat([u, o, u * self.output_norm(o)], dim=1)
+        mixed = self.uvqk(self.input_norm(x))
+        parts = gated_attention(mixed, self.widths, segments, self.setting, self.output_norm, targets=targets)
         out: Tensor = x + self.output(self.dropout(parts))
         return out
 

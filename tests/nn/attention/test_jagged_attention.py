@@ -120,7 +120,10 @@ def test_every_mask_gives_the_formula(kind, mask):
 @settings(max_examples=15, deadline=None)
 @given(
     lengths=st.lists(
-        st.sampled_from([0, 1, 5, 6, 15, 16, 17, 47, 48, 49, 100, 127, 128, 129, 200]), max_size=4
+        st.sampled_from(
+            [0, 1, 5, 6, 7, 8, 9, 12, 13, 16, 17, 24, 25, 47, 48, 49, 100, 127, 128, 129, 136, 200]
+        ),
+        max_size=4,
     ),
     width=st.sampled_from([1, 7, 16, 17, 32]),
     value_width=st.sampled_from([3, 16, 48]),
@@ -263,6 +266,17 @@ def test_nan_is_not_lost():
         out = jagged_attention(q, torch.ones(4, 16), torch.ones(4, 16), segments, setting(kind))
         assert out[1, :8].isnan().all()
         assert out[0].isfinite().all()
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("kind", ["softmax", "silu"])
+def test_what_lay_in_scratch_memory_does_not_matter(kind, mask, monkeypatch):
+    lengths, targets = [1, 5, 7, 8, 9, 13, 20, 0, 24, 27], [0, 1, 2, 0, 3, 5, 0, 0, 2, 7]
+    more = {"targets": targets, "biased": True}
+    exact = results(padded_attention, lengths, setting(kind, mask), dtype=torch.float64, **more)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, **kind: empty(*shape, **kind).fill_(float("nan")))
+    assert_alike(results(jagged_attention, lengths, setting(kind, mask), dtype=torch.float32, **more), exact)
 
 
 def test_what_does_not_fit_is_refused():
