@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -90,11 +91,62 @@ def test_a_killed_run_resumes_bit_for_bit(shop: Path, tmp_path: Path, ranks: int
             check=False,
         )
         assert done.returncode == 0, done.stderr
-    whole, killed = (read_checkpoint(tmp_path / name / f"model.ckpt-{STEPS}") for name in ("whole", "killed"))
+    assert_same_end(tmp_path, STEPS)
+
+
+def assert_same_end(folder: Path, step: int) -> None:
+    """The last checkpoints of the runs `whole` and `killed` are equal, bit for bit."""
+    whole, killed = (read_checkpoint(folder / name / f"model.ckpt-{step}") for name in ("whole", "killed"))
     for one, other in zip(whole.tables, killed.tables, strict=True):
         assert one.row_ids.tobytes() == other.row_ids.tobytes()
         assert one.weights.tobytes() == other.weights.tobytes()
     assert tensors(whole.tree) == tensors(killed.tree)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_killed_at_random_moments_it_resumes_bit_for_bit(shop: Path, tmp_path: Path, shuffle: bool) -> None:
+    """In steps, between epochs and while checkpoints are written, in time order and shuffled."""
+    steps = 90
+    changed = edits(**{
+        "train_config.num_steps": steps,
+        "train_config.log_step_count_steps": 1,
+        "data_config.shuffle": shuffle,
+    })  # fmt: skip
+    rng, killed = random.Random(int(shuffle)), 0
+    for attempt in range(20):
+        flags = ["--continue-train"] if attempt else []
+        process = subprocess.Popen(
+            command(shop, tmp_path / "killed", 1, changed, *flags),
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_for_a_step(tmp_path / "killed" / "events.jsonl", process)
+        try:
+            process.wait(timeout=rng.uniform(0, 0.25) if killed < 3 else 120)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        said = process.communicate()[1]
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, said
+    assert process.returncode == 0
+    assert killed
+    line = command(shop, tmp_path / "whole", 1, changed)
+    subprocess.run(line, env=environment(), capture_output=True, check=True)
+    assert_same_end(tmp_path, steps)
+
+
+def wait_for_a_step(events: Path, process: subprocess.Popen[str]) -> None:
+    """Until this process has logged a step of its own, or has ended."""
+    before = events.stat().st_size if events.exists() else 0
+    while process.poll() is None:
+        if events.exists() and '"kind": "train"' in events.read_text()[before:]:
+            return
+        time.sleep(0.01)
 
 
 def tensors(tree: object, name: str = "") -> dict[str, bytes]:
