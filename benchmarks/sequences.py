@@ -1,11 +1,12 @@
 """Sequence models on a CPU: jagged attention and the STU layer against padded torch.
 
-    python benchmarks/sequences.py [--seconds 1.5] [--json FILE]
+    python benchmarks/sequences.py [--seconds 1.5] [--rectools PYTHON] [--json FILE]
 
 Rows have lengths drawn as those of Amazon Beauty's users (at most 50) and by Zipf's law up to 1,024. The
 peers are torch's scaled_dot_product_attention, and the STU layer's formula in torch, on rows that are padded
 to the longest of the batch. Results are compared first; then forward + backward, interleaved, medians.
-At last dlrm_hstu from end to end, see music_log.py.
+Then dlrm_hstu from end to end, see music_log.py, and steps of sasrec on Beauty against those of RecTools:
+PYTHON is that of an environment of its own with `pip install 'rectools[torch]'`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from music_log import measure
 from peers.padded import padded_stu
+from peers.sasrec_epoch import compare_epochs
 from results.bars import Bar, write_bars
 from torch import Tensor
 from torch.nn import functional as F
@@ -166,10 +168,11 @@ def kernels(seconds: float) -> list[Bar]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=1.5, help="of each side of each comparison")
+    parser.add_argument("--rectools", default="", metavar="PYTHON", help="of an environment with RecTools")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     print(f"{torch.get_num_threads()} threads")
-    write_bars(args.json, [*kernels(args.seconds), *measure()])
+    write_bars(args.json, [*kernels(args.seconds), *measure(), *compare_epochs(args.rectools)])
 
 
 if __name__ == "__main__":
