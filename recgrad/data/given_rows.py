@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from recgrad.data.list_column import ListColumn
 from recgrad.errors import DataError
 
 KINDS = "a pandas or polars DataFrame, an Arrow table, a dict of columns or a list of dicts"
@@ -58,7 +59,7 @@ def _given_rows(rows: Any, schema: pa.Schema | None) -> GivenRows:
         return GivenRows(_plain_types(rows.to_arrow()), _polars)
     if isinstance(rows, Mapping):
         columns = {name: _column(values, name, schema) for name, values in rows.items()}
-        return GivenRows(pa.table(columns), dict)
+        return GivenRows(pa.table(columns), _columns)
     if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
         wrong = next((row for row in rows if not isinstance(row, Mapping)), None)
         if wrong is not None:
@@ -111,6 +112,8 @@ def _arrow(results: Mapping[str, Any]) -> pa.Table:
 
 
 def _arrow_column(values: Any) -> pa.Array:
+    if isinstance(values, ListColumn):
+        return values.to_arrow()
     if values.ndim == 1:
         return pa.array(values)
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
@@ -118,12 +121,33 @@ def _arrow_column(values: Any) -> pa.Array:
 
 
 def _pandas(results: Mapping[str, Any], index: Any) -> Any:
-    columns = {name: values if values.ndim == 1 else list(values) for name, values in results.items()}
+    columns = {
+        name: values if getattr(values, "ndim", 0) == 1 else _each_row(values)
+        for name, values in results.items()
+    }
     return sys.modules["pandas"].DataFrame(columns, index=index)
 
 
 def _polars(results: Mapping[str, Any]) -> Any:
-    return sys.modules["polars"].DataFrame(dict(results))
+    polars = sys.modules["polars"]
+    columns = {
+        name: polars.from_arrow(values.to_arrow()) if isinstance(values, ListColumn) else values
+        for name, values in results.items()
+    }
+    return polars.DataFrame(columns)
+
+
+def _each_row(values: Any) -> list[Any]:
+    """The array of each row."""
+    if isinstance(values, ListColumn):
+        return np.split(values.values, values.lengths.cumsum()[:-1]) if len(values) else []
+    return list(values)
+
+
+def _columns(results: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        n: _each_row(values) if isinstance(values, ListColumn) else values for n, values in results.items()
+    }
 
 
 def _dicts(results: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
@@ -23,6 +24,7 @@ from recgrad.data.batch import Batch
 from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
+from recgrad.data.list_column import Column, ListColumn, in_lists, values_of, with_values
 from recgrad.embedding.engine import LivingRows
 from recgrad.embedding.mapped.packing import PRECISIONS
 from recgrad.embedding.mapped.record import LookupRecord, TableRecord
@@ -122,11 +124,6 @@ def write_bundle(
     calibration: Calibration | None = None,
 ) -> Manifest:
     """Write a trained model as a bundle, whole or not at all; `golden` are rows to try it with."""
-    if trained.task.model.predicts_lists:
-        raise RecgradError(
-            "export: the model predicts a list for each row, one value a candidate, and bundles hold one "
-            "value a row; score with recgrad predict"
-        )
     if trained.task.predicts_in is not None:
         raise RecgradError(
             "export: export_config.mixed_precision is for `recgrad predict`, bundles compute in float32; "
@@ -185,14 +182,14 @@ class _Writer:
         self._seal(manifest)
         return self._tried(manifest, expected)
 
-    def _tried(self, manifest: Manifest, expected: Mapping[str, Any]) -> Manifest:
+    def _tried(self, manifest: Manifest, expected: Mapping[str, Column]) -> Manifest:
         """The manifest after the bundle has been loaded from its files and its scores were compared."""
         scorer = Scorer.load(self.folder, golden=False, raw_scores=True)
-        found = scorer.score(scorer.golden)
-        for tower in scorer.towers:
-            found[scorer.manifest.programs[tower].outputs[0]] = scorer.embed(scorer.golden, tower)
-        far = max(float(np.abs(found[name] - values).max()) for name, values in expected.items())
-        largest = max(1.0, *(float(np.abs(values).max()) for values in expected.values()))
+        found: dict[str, Column] = {}
+        for program in scorer.manifest.programs:
+            found.update(scorer.raw_outputs(program, scorer.golden))
+        far = max(_largest(values_of(found[name]) - values_of(c)) for name, c in expected.items())
+        largest = max(1.0, *(_largest(values_of(column)) for column in expected.values()))
         if not far <= _MOST * largest and self.precision == "FP32":
             raise RecgradError(
                 f"export: the bundle's scores differ from the checkpoint's by {far:.2g}, so it is not "
@@ -203,12 +200,13 @@ class _Writer:
         manifest = replace(manifest, golden_difference=far)
         return self._seal(manifest)
 
-    def _write_golden_scores(self, scores: Mapping[str, Any]) -> None:
+    def _write_golden_scores(self, scores: Mapping[str, Column]) -> None:
         """What the golden rows score; of calibrated outputs also what they score raw."""
         columns = dict(scores)
         if self.calibration is not None:
-            raw = {f"{RAW}{name}": scores[name] for name in self.calibration.maps}
-            columns = {**self.calibration.apply(columns), **raw}
+            mapped = self.calibration.apply({name: values_of(column) for name, column in scores.items()})
+            columns = {name: with_values(scores[name], values) for name, values in mapped.items()}
+            columns.update({f"{RAW}{name}": scores[name] for name in self.calibration.maps})
         _write_arrow(self.folder / GOLDEN_SCORES, _as_table(columns))
 
     def _seal(self, manifest: Manifest) -> Manifest:
@@ -237,15 +235,19 @@ class _Writer:
                 file.move(copied[file.path])
         save_config(config, self.folder / CONFIG)
 
-    def _expected(self) -> tuple[dict[str, Any], Batch]:
+    def _expected(self) -> tuple[dict[str, Column], Batch]:
         """What the checkpoint says of the golden rows, and their batch."""
         batch = encoded_batch(self.trained.features, self.golden)
         task = self.trained.task
-        expected: dict[str, Any] = {}
+        expected: dict[str, Column] = {}
         with torch.no_grad():
             for half in halves_of(task):
                 parts = self.model.groups.gather(batch, self.model.engine, half.groups)
-                expected.update({name: value.float().numpy() for name, value in half.compute(parts).items()})
+                lengths = None
+                if half.list_group is not None:
+                    lengths = self.model.groups.lengths(batch, half.list_group).numpy()
+                for name, value in half.compute(parts).items():
+                    expected[name] = in_lists(value.float().numpy(), lengths)
         return expected, batch
 
     def _write_tables(self) -> tuple[TableRecord, ...]:
@@ -317,9 +319,16 @@ def _check_assets(paths: Sequence[str]) -> None:
             raise RecgradError(f"export: --asset_files: two files are called '{name}'; rename one")
 
 
-def _as_table(scores: Mapping[str, Any]) -> pa.Table:
+def _largest(values: npt.NDArray[Any]) -> float:
+    return float(np.abs(values).max(initial=0.0))
+
+
+def _as_table(scores: Mapping[str, Column]) -> pa.Table:
     columns = {}
     for name, values in scores.items():
+        if isinstance(values, ListColumn):
+            columns[name] = values.to_arrow()
+            continue
         flat = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
         width = int(np.prod(values.shape[1:]))
         columns[name] = flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, width)

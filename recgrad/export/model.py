@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from recgrad.data.features.spec import FeatureSpec
 from recgrad.data.given_rows import given_rows
+from recgrad.data.list_column import Column
 from recgrad.errors import RecgradError, whole_path
 from recgrad.export.towers import is_model_bundle
 from recgrad.serving.scorer import Scorer, Scores
@@ -30,7 +31,7 @@ class _Scores(Protocol):
     @property
     def schema(self) -> pa.Schema: ...
     def score(self, rows: pa.Table) -> Scores: ...
-    def explain(self, rows: pa.Table) -> dict[str, dict[str, npt.NDArray[np.float32]]]: ...
+    def explain(self, rows: pa.Table) -> dict[str, dict[str, Column]]: ...
     def embed(self, rows: pa.Table, tower: str) -> npt.NDArray[np.float32]: ...
     def tower_schema(self, tower: str) -> pa.Schema: ...
 
@@ -89,7 +90,7 @@ class LoadedModel:
         given = given_rows(rows, self.scorer.tower_schema(tower))
         return self.scorer.embed(given.table, tower)
 
-    def explain(self, rows: Any) -> dict[str, dict[str, npt.NDArray[np.float32]]]:
+    def explain(self, rows: Any) -> dict[str, dict[str, Column]]:
         """What each feature adds to each prediction: {output: {feature: score − score without it}}."""
         return self.scorer.explain(given_rows(rows, self.scorer.schema).table)
 

@@ -15,10 +15,10 @@ from recgrad.data.readers.build import open_reader
 from recgrad.export.calibrated import calibration_of
 from recgrad.export.prediction import ALL, ALL_READ, Prediction, carried
 from recgrad.export.prediction_files import with_predictions
+from recgrad.export.trained import predicted
 from recgrad.training.processes import choose_device
 from recgrad.training.run import Trained, load_trained
 from recgrad.training.runtime import computing, set_threads
-from recgrad.training.task import as_array
 
 
 class TrainedRows:
@@ -69,12 +69,8 @@ class TrainedRows:
                 check()
                 if not batch.size:
                     continue
-                given = task(batch)
-                scores = {name: as_array(values) for name, values in task.predictions(given).items()}
-                if self._calibration is not None:
-                    scores = self._calibration.apply(scores)
-                lengths = as_array(given["lengths"]) if task.model.predicts_lists else None
-                yield with_predictions(kept, scores, output_columns=outputs, flat=flat, lengths=lengths)
+                scores = predicted(task, task(batch), self._calibration)
+                yield with_predictions(kept, scores, output_columns=outputs, flat=flat)
 
 
 def load_for(asked: Prediction) -> Trained:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from recgrad.data.list_column import Column, ListColumn
 from recgrad.errors import RecgradError, nearest, system_reason, whole_path
 
 SUFFIXES = (".parquet", ".csv")
@@ -84,17 +84,13 @@ def target_of(path: str | Path, *, writer_type: str = "", default: str = ".parqu
 
 def with_predictions(
     table: pa.Table,
-    predictions: Mapping[str, npt.NDArray[np.float32]],
+    predictions: Mapping[str, Column],
     *,
     output_columns: Sequence[str] = (),
     flat: bool = False,
-    lengths: npt.NDArray[Any] | None = None,
 ) -> pa.Table:
-    """The table with a column for each prediction; `flat` gives each class its own, for CSV has no lists.
-
-    With `lengths`, the number of candidates of each row, a row's predictions are a list.
-    """
-    if flat and lengths is not None:
+    """The table with a column for each prediction; `flat` gives each class its own, for CSV has no lists."""
+    if flat and any(isinstance(values, ListColumn) for values in predictions.values()):
         raise RecgradError("predict: rows have lists of predictions, which CSV cannot hold; write parquet")
     unknown = [name for name in output_columns if name not in predictions]
     if unknown:
@@ -105,15 +101,12 @@ def with_predictions(
     carried = set(table.column_names)
     for name in output_columns or predictions:
         values = predictions[name]
-        if flat and values.ndim > 1:
+        if flat and not isinstance(values, ListColumn) and values.ndim > 1:
             columns = values.reshape(len(values), -1)
             for number in range(columns.shape[1]):
                 table = table.append_column(f"{name}_{number}", pa.array(columns[:, number]))
             continue
-        column = prediction_column(values)
-        if lengths is not None:
-            column = pa.ListArray.from_arrays(pa.array(np.r_[0, lengths.cumsum()], pa.int32()), column)
-        table = table.append_column(name, column)
+        table = table.append_column(name, prediction_column(values))
     twice = carried.intersection(table.column_names[len(carried) :])
     if twice:
         raise RecgradError(
@@ -123,8 +116,10 @@ def with_predictions(
     return table
 
 
-def prediction_column(values: npt.NDArray[np.float32]) -> pa.Array:
+def prediction_column(values: Column) -> pa.Array:
     """Scores as an Arrow array; vectors as lists."""
+    if isinstance(values, ListColumn):
+        return values.to_arrow()
     if values.ndim == 1:
         return pa.array(values)
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))

@@ -42,17 +42,24 @@ class Half:
         name: of the program.
         groups: that are gathered; None for all.
         compute: outputs by name.
+        list_group: the sequence group whose every position has an output; None for an output a row.
     """
 
     name: str
     groups: Sequence[str] | None
     compute: Callable[[Parts], Mapping[str, Tensor]]
+    list_group: str | None = None
 
 
 def halves_of(task: Task) -> list[Half]:
     """What a task exports: its scores, and each tower of a two-tower model."""
     model: Model = task.model
-    scoring = Half("score", None, lambda parts: task.predictions(model.scores(parts)))
+    if model.predicts_lists and model.list_group is None:
+        name = type(model).__name__
+        raise RecgradError(
+            f"export: {name} predicts lists but does not say of which group; give it a property list_group"
+        )
+    scoring = Half("score", None, lambda parts: task.predictions(model.scores(parts)), model.list_group)
     return [scoring, *(_tower(model, name, groups) for name, groups in _towers(model).items())]
 
 
@@ -72,7 +79,8 @@ def _towers(model: Model) -> Mapping[str, Sequence[str]]:
 
 
 def _tower(model: Model, name: str, groups: Sequence[str]) -> Half:
-    return Half(name, groups, lambda parts: {f"{name}_tower_emb": model.tower_vectors(name, parts)})
+    of_lists = model.list_group if model.list_group in groups else None
+    return Half(name, groups, lambda parts: {f"{name}_tower_emb": model.tower_vectors(name, parts)}, of_lists)
 
 
 class _Program(nn.Module):
@@ -108,7 +116,7 @@ def write_program(
     records = [PLACES, *(given[place] for place in template.tensors())]
     outputs = tuple(half.compute(template))
     program = _Program(task, half, template, [record.name for record in records]).eval()
-    examples = _examples(records, template.tensors())
+    examples = _examples(records, template.tensors(), _leaders(model))
     kind, file, note = "onnx", f"{half.name}.onnx", ""
     weights: tuple[WeightRecord, ...] = ()
     try:
@@ -125,13 +133,35 @@ def write_program(
         )
         kind, file = "torch_export", f"{half.name}.pt2"
         used = _write_torch(program, records, examples, folder / file, note)
-    needed = needed_features(model.groups, used)
-    opset = OPSET if kind == "onnx" else 0
-    return ProgramRecord(file, kind, opset, needed, used, outputs, note, weights)
+    lists = "" if half.list_group is None else model.groups.sequence_features(half.list_group)[0]
+    needed = needed_features(model.groups, used, (lists,))
+    equal = ([model.groups.sequence_features(group)[0] for group in groups] for groups in model.equal_lengths)
+    return ProgramRecord(
+        file,
+        kind,
+        OPSET if kind == "onnx" else 0,
+        needed,
+        used,
+        outputs,
+        note,
+        weights,
+        lists,
+        tuple(tuple(names) for names in equal if set(names) <= set(needed)),
+    )
 
 
-def _examples(records: Sequence[InputRecord], tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """Inputs of a few rows; sequences differ in length, so that no two sizes are equal by chance."""
+def _leaders(model: Model) -> dict[str, str]:
+    """The first of the groups that are equally long in a row, by each of them."""
+    return {f"times.{group}": f"sequences.{groups[0]}" for groups in model.equal_lengths for group in groups}
+
+
+def _examples(
+    records: Sequence[InputRecord], tensors: Mapping[str, Tensor], leaders: Mapping[str, str]
+) -> tuple[Tensor, ...]:
+    """Inputs of a few rows; sequences differ in length, so that no two sizes are equal by chance.
+
+    `leaders` says which sequence an input of times has the size of; any size of its own will do for others.
+    """
     sequences = list(dict.fromkeys(_sequence_of(r) for r in records if r.source in ("lengths", "positions")))
     found = []
     for record in records:
@@ -139,8 +169,11 @@ def _examples(records: Sequence[InputRecord], tensors: Mapping[str, Tensor]) -> 
             found.append(torch.arange(max(_LENGTHS) + len(sequences) + 1))
             continue
         like = tensors[record.name]
-        if record.source == "times":  # of rows or positions: any size of its own will do
-            found.append(torch.rand(sum(_LENGTHS) + 2 + len(found), dtype=torch.float64))
+        if record.source == "times":
+            size = sum(_LENGTHS) + 2 + len(found) + len(sequences)
+            if leaders.get(record.name) in sequences:
+                size = sum(_LENGTHS) + sequences.index(leaders[record.name])
+            found.append(torch.rand(size, dtype=torch.float64))
             continue
         if record.source in ("lengths", "positions"):
             more = sequences.index(_sequence_of(record))

@@ -32,10 +32,12 @@ def input_records(groups: FeatureGroups, wanted: Sequence[str] | None = None) ->
     return {record.name: record for record in found}
 
 
-def needed_features(groups: FeatureGroups, inputs: Sequence[InputRecord]) -> tuple[str, ...]:
-    """The features that inputs are made of, in the order of the config."""
+def needed_features(
+    groups: FeatureGroups, inputs: Sequence[InputRecord], more: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The features that inputs are made of, and `more`, in the order of the config."""
     keys = {lookup.name: lookup.key for lookup in groups.plan.lookups}
-    needed = {name for record in inputs for name in record.features}
+    needed = {*more, *(name for record in inputs for name in record.features)}
     needed |= {keys[name] for record in inputs for name in record.lookups}
     return tuple(name for name in groups.plan.features if name in needed)
 

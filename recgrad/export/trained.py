@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from recgrad.calibration.stored import Calibration
 from recgrad.config.load import CONFIG_FILE
 from recgrad.data.batch import Batch
 from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
+from recgrad.data.list_column import Column, in_lists, join_columns
 from recgrad.data.readers.build import open_reader
 from recgrad.errors import RecgradError
 from recgrad.export.calibrated import calibration_of
@@ -21,7 +24,7 @@ from recgrad.models.towers import TowerEncoder
 from recgrad.serving.explain import explain
 from recgrad.serving.scorer import CHUNK_ROWS, BadRowsError, Scores
 from recgrad.training.run import Trained, load_trained
-from recgrad.training.task import as_array
+from recgrad.training.task import Task, as_array
 
 
 class TrainedScorer:
@@ -45,11 +48,6 @@ class TrainedScorer:
         return scorer
 
     def _set(self, trained: Trained, raw_scores: bool) -> None:
-        if trained.task.model.predicts_lists:
-            raise RecgradError(
-                "the model predicts a list for each row, one value a candidate; write the rows to a file, "
-                "and score it with recgrad predict"
-            )
         self._task, self._features = trained.task, trained.features
         self._calibration = calibration_of(trained, raw_scores=raw_scores)
         self._encoder = FeatureEncoder(trained.features)
@@ -65,8 +63,9 @@ class TrainedScorer:
         """The predictions of rows."""
         pieces = [self._score(rows.slice(at, CHUNK_ROWS), at) for at in range(0, rows.num_rows, CHUNK_ROWS)]
         if not pieces:
-            return {name: np.empty(0, np.float32) for name in self.outputs}
-        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+            none = np.empty(0, np.int64) if self._task.model.predicts_lists else None
+            return {name: in_lists(np.empty(0, np.float32), none) for name in self.outputs}
+        return {name: join_columns([piece[name] for piece in pieces]) for name in pieces[0]}
 
     def _score(self, rows: pa.Table, first_row: int) -> Scores:
         faults = Faults()
@@ -74,9 +73,8 @@ class TrainedScorer:
         if faults:
             raise BadRowsError(faults, first_row)
         with torch.inference_mode():
-            found = self._task.predictions(self._task(Batch.of(encoded)))
-        scores = {name: as_array(values) for name, values in found.items()}
-        return scores if self._calibration is None else self._calibration.apply(scores)
+            given = self._task(Batch.of(encoded))
+        return predicted(self._task, given, self._calibration)
 
     def embed(self, rows: pa.Table, tower: str) -> npt.NDArray[np.float32]:
         """The vectors of one tower."""
@@ -86,9 +84,20 @@ class TrainedScorer:
         """The columns that `embed` reads for a tower."""
         return pa.schema([self.schema.field(name) for name in self._tower(tower).columns])
 
-    def explain(self, rows: pa.Table) -> dict[str, dict[str, npt.NDArray[np.float32]]]:
+    def explain(self, rows: pa.Table) -> dict[str, dict[str, Column]]:
         """What each feature adds to each output."""
         return explain(self, rows, self._features)
+
+
+def predicted(
+    task: Task, outputs: Mapping[str, torch.Tensor], calibration: Calibration | None
+) -> dict[str, Column]:
+    """The predictions of a batch from a model's outputs, calibrated; lists of a model that scores lists."""
+    scores = {name: as_array(values) for name, values in task.predictions(outputs).items()}
+    if calibration is not None:
+        scores = calibration.apply(scores)
+    lengths = as_array(outputs["lengths"]) if task.model.predicts_lists else None
+    return {name: in_lists(values, lengths) for name, values in scores.items()}
 
 
 def _schema(config: object, columns: tuple[str, ...]) -> pa.Schema:

@@ -83,6 +83,9 @@ class Model(nn.Module):
     averages_candidates: bool = False
     """Whether what a row has several of (candidates, positions) weighs the same on every rank."""
 
+    uncompiled: ClassVar[tuple[str, ...]] = ()
+    """Methods that torch.compile runs as they are, because they are not a function of tensors alone."""
+
     settings_method: ClassVar[str] = "build"
     """What takes the settings, and has their limits in its signature."""
 
@@ -124,12 +127,26 @@ class Model(nn.Module):
                 sequence_keys=self.groups.ids.sequence_keys,
                 seed=seed,
             )
+        if compile:
+            # Here and not by a decorator, which would load the compiler wherever the model is imported.
+            for name in self.uncompiled:
+                setattr(self, name, torch.compiler.disable(getattr(self, name)))
         self._dense_half = _compiled(self.dense_half) if compile else self.dense_half
 
     @property
     def predicts_lists(self) -> bool:
         """Whether predictions are lists: `lists`, unless the groups decide."""
         return self.lists
+
+    @property
+    def list_group(self) -> str | None:
+        """The sequence group that has a prediction for each position, where predictions are lists."""
+        return None
+
+    @property
+    def equal_lengths(self) -> Sequence[Sequence[str]]:
+        """Sequence groups of which a row must have equally many positions; of each set the events first."""
+        return ()
 
     @classmethod
     def needs(cls, settings: Mapping[str, Any]) -> GroupNeeds | None:

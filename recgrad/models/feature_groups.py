@@ -163,7 +163,11 @@ class FeatureGroups(nn.Module):
 
     def lengths(self, batch: Batch, group: str) -> Tensor:
         """[rows]: the positions of each row of a sequence group."""
-        return self._lengths(batch, self.plan.sequences[group].sequence.features[0])
+        return self._lengths(batch, self.sequence_features(group)[0])
+
+    def sequence_features(self, group: str) -> Sequence[str]:
+        """The features of positions of a sequence group."""
+        return self.plan.sequences[group].sequence.features
 
     def _sequence(self, group: str) -> SequencePlan:
         if group not in self.plan.sequences:

@@ -109,6 +109,11 @@ class HSTU(NextItemModel):
         )
 
     @property
+    def equal_lengths(self) -> list[tuple[str, ...]]:
+        """Events have times."""
+        return [(self.user_group, self.time_group)] if self.time_group else []
+
+    @property
     def user_groups(self) -> tuple[str, ...]:
         """The history, and times."""
         times = (self.time_group, self.request_group) if self.time_group else ()

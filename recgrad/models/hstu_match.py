@@ -135,6 +135,16 @@ class HSTUMatch(TwoTowers):
         return self.several
 
     @property
+    def list_group(self) -> str | None:
+        """The item group, where rows have several items."""
+        return self.item_group if self.several else None
+
+    @property
+    def equal_lengths(self) -> list[tuple[str, ...]]:
+        """Events have times, and what else is known of them."""
+        return [self.history.names]
+
+    @property
     def user_groups(self) -> tuple[str, ...]:
         """The groups of the user's tower."""
         more = tuple(name for name in (CONTEXTUAL, QUERY_TIME) if name in self.groups)

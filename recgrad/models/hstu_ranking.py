@@ -51,6 +51,16 @@ class HSTURanking(Model):
 
     lists: ClassVar[bool] = True
 
+    @property
+    def list_group(self) -> str | None:
+        """Every candidate has a prediction."""
+        return CANDIDATES.values
+
+    @property
+    def equal_lengths(self) -> list[tuple[str, ...]]:
+        """Events have times, and what else is known of them."""
+        return [events.names for events in (*self.histories, CANDIDATES)]
+
     @classmethod
     def channels(cls, settings: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """The settings of each HSTU."""

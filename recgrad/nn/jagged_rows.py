@@ -60,6 +60,16 @@ def take_positions(x: Tensor, index: Tensor) -> Tensor:
     return filled[index.clamp(min=0, max=x.shape[0])]
 
 
+def drop_places(segments: Segments, first: int, counts: Tensor) -> tuple[Tensor, Segments]:
+    """While exporting: which positions are left without `counts` [rows] of them from place `first` on."""
+    most, left = segments.longest(), segments.lengths - counts
+    place = torch.arange(most)
+    source = torch.where(place < first, place, place + counts.unsqueeze(1))
+    nothing = segments.rows.shape[0]
+    index = torch.where(place < left.unsqueeze(1), segments.offsets.unsqueeze(1) + source, nothing)
+    return index.flatten(), _spread(left, most)
+
+
 def last_positions(values: Tensor, segments: Segments) -> Tensor:
     """[rows, width]: the last position of each row, 0 where it has none."""
     lengths = segments.lengths

@@ -7,11 +7,10 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from recgrad.data.faults import Fault
+from recgrad.data.list_column import Column, ListColumn
 
 JSON = "application/json"
 ARROW = "application/vnd.apache.arrow.stream"
@@ -115,13 +114,13 @@ class Scored:
     """The scores of one request.
 
     Attributes:
-        scores: by output, [rows] or [rows, classes]; NaN in bad rows.
+        scores: by output, [rows] or [rows, classes], NaN in bad rows; or lists, none in bad rows.
         model: the version of the model that scored.
         bad: the bad rows that have no scores.
         ignored: columns of the request that the model does not read.
     """
 
-    scores: Mapping[str, npt.NDArray[np.float32]]
+    scores: Mapping[str, Column]
     model: str
     bad: Sequence[BadRow] = ()
     ignored: Sequence[str] = ()
@@ -145,7 +144,9 @@ class Scored:
     def _arrow(self) -> Answer:
         columns = {}
         for name, values in self.scores.items():
-            if values.ndim == 1:
+            if isinstance(values, ListColumn):
+                columns[name] = values.to_arrow(nan_is_null=True)
+            elif values.ndim == 1:
                 columns[name] = pa.array(values, from_pandas=True)  # NaN becomes null
             else:
                 flat = pa.array(values.reshape(-1), from_pandas=True)

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from recgrad.data.features.base import Feature
+from recgrad.data.list_column import Column, ListColumn, values_of, with_values
 from recgrad.errors import DataError
 
-Changes = dict[str, dict[str, npt.NDArray[np.float32]]]
+Changes = dict[str, dict[str, Column]]
 
 
 class Scoring(Protocol):
     """Anything that scores a table."""
 
-    def score(self, rows: Any) -> dict[str, npt.NDArray[np.float32]]:
+    def score(self, rows: Any) -> dict[str, Column]:
         """The predictions of rows."""
 
 
@@ -27,14 +27,25 @@ def explain(scorer: Scoring, rows: Any, features: Sequence[Feature]) -> Changes:
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
     whole = scorer.score(table)
     changes: Changes = {output: {} for output in whole}
-    without: dict[tuple[str, ...], dict[str, npt.NDArray[np.float32]]] = {}
+    without: dict[tuple[str, ...], dict[str, Column]] = {}
     for feature in features:
         columns = _columns(feature, features)
         if columns not in without:
             without[columns] = _score_without(scorer, table, columns)
         for output, scores in whole.items():
-            changes[output][feature.name] = scores - without[columns].get(output, np.float32(np.nan))
+            changes[output][feature.name] = _difference(scores, without[columns].get(output))
     return changes
+
+
+def _difference(whole: Column, without: Column | None) -> Column:
+    """NaN where a feature cannot be left out, also because it says how long lists are."""
+    values = values_of(whole)
+    there = without is not None and len(values_of(without)) == len(values)
+    if there and isinstance(whole, ListColumn) and isinstance(without, ListColumn):
+        there = np.array_equal(whole.lengths, without.lengths)
+    if without is None or not there:
+        return with_values(whole, np.full_like(values, np.nan))
+    return with_values(whole, values - values_of(without))
 
 
 def _columns(feature: Feature, features: Sequence[Feature]) -> tuple[str, ...]:
@@ -52,9 +63,7 @@ def _all_columns(feature: Feature) -> list[str]:
     return [*feature.columns, *(column for needed in feature.needs for column in _all_columns(needed))]
 
 
-def _score_without(
-    scorer: Scoring, table: pa.Table, columns: tuple[str, ...]
-) -> dict[str, npt.NDArray[np.float32]]:
+def _score_without(scorer: Scoring, table: pa.Table, columns: tuple[str, ...]) -> dict[str, Column]:
     for column in columns:
         at = table.schema.get_field_index(column)
         if at >= 0:

@@ -193,7 +193,7 @@ class ProgramInputs:
         for plan, first in zip(self._plans, firsts, strict=True):
             record = plan.record
             if record.source == "places":
-                longest = max(_longest(user), _longest(items), 1)
+                longest = max(longest_sequence(user), longest_sequence(items), 1)
                 feeds[record.name] = np.arange(longest)
             elif first is None:
                 feeds[record.name] = self._input(plan, items, targets)
@@ -246,7 +246,7 @@ class ProgramInputs:
     def _input(self, plan: _Plan, encoded: Encoded, targets: list[Target]) -> Array:
         record = plan.record
         if record.source == "places":
-            return np.arange(max(_longest(encoded), 1))
+            return np.arange(max(longest_sequence(encoded), 1))
         if record.source == "lengths":
             return encoded.sequence_lengths[record.features[0]]
         if record.source == "times":
@@ -290,7 +290,8 @@ def one_sided(program: ProgramRecord, lookups: Mapping[str, str], users: Collect
     return stay
 
 
-def _longest(encoded: Encoded) -> int:
+def longest_sequence(encoded: Encoded) -> int:
+    """Positions of the longest sequence of any row."""
     return max((int(lengths.max(initial=0)) for lengths in encoded.sequence_lengths.values()), default=0)
 
 

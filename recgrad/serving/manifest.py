@@ -85,6 +85,9 @@ class ProgramRecord:
         outputs: what it gives, in order.
         note: why it is of another kind than ONNX.
         weights: its dense weights, where deltas of the run can replace them.
+        lists: the feature whose every position has an output, so that outputs of a row are a list; "" where
+            a row has one.
+        equal_lengths: features of which a row must have equally many values.
     """
 
     file: str
@@ -95,6 +98,8 @@ class ProgramRecord:
     outputs: tuple[str, ...]
     note: str = ""
     weights: tuple[WeightRecord, ...] = ()
+    lists: str = ""
+    equal_lengths: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)

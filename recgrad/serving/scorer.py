@@ -28,25 +28,30 @@ from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
 from recgrad.data.features.build import features_of
 from recgrad.data.features.spec import FeatureSpec
+from recgrad.data.list_column import Column
 from recgrad.data.plain.encoder import Cells, PlainEncoder, PlainRows
 from recgrad.embedding.mapped.tables import MappedTables
 from recgrad.errors import BundleError, ConfigError, DataError
 from recgrad.retrieval.tower_names import tower_hint
 from recgrad.serving.explain import explain
-from recgrad.serving.inputs import ProgramInputs, by_row_only, one_sided
+from recgrad.serving.inputs import Feeds, ProgramInputs, by_row_only, longest_sequence, one_sided
 from recgrad.serving.manifest import CONFIG, GOLDEN, GOLDEN_SCORES, Manifest, ProgramRecord, read_manifest
+from recgrad.serving.outputs import LengthCheck, Outputs, join_outputs
 from recgrad.serving.program import load_program
 from recgrad.serving.verify import checking
 
 Rows: TypeAlias = Any
 """A pyarrow Table or RecordBatch."""
-Scores = dict[str, npt.NDArray[np.float32]]
+Scores = dict[str, Column]
+"""Predictions by name: float32 [rows] or [rows, classes], or lists of them."""
 SCORE = "score"
 """The program of `score`; others are towers."""
 RAW = "raw:"
 """Before the name of an output: golden scores before calibration."""
 CHUNK_ROWS = 4096
 """Rows that are scored at once: more need more memory, and are no faster."""
+MOST_PAIRS = 1 << 24
+"""Rows × squares of their longest sequence at once: attention pads, and has a number for each pair."""
 _SPLITS = 64  # of columns into the user's and the items' that are remembered
 _ABSOLUTE, _RELATIVE = 1e-5, 1e-4  # how far other machines may be from golden scores
 
@@ -100,22 +105,43 @@ class _Part:
         self.inputs = ProgramInputs(record, tables, specs, self._plain.ids, self._plain.numbers)
         self.program = load_program(folder, record, threads)
         self.threads = threads
+        self._pads = any(item.source == "places" for item in record.inputs)
+        self._lengths = LengthCheck(record.equal_lengths, features)
         self._splits: dict[tuple[frozenset[str], frozenset[str]], tuple[FeatureEncoder, FeatureEncoder]] = {}
 
-    def run(self, rows: Rows) -> list[npt.NDArray[np.float32]]:
+    def run(self, rows: Rows) -> Outputs:
         """The outputs of rows, of one at least."""
         batch = _one_batch(rows)
         plain = None if batch is None else self._plain.encode(batch)
         encoder = self.encoder if plain is None else self._rest(plain)
-        rest = None if encoder is None else _encode(encoder, rows)
-        return self.program(self.inputs.feeds(plain, rest, self.threads))
+        rest = None if encoder is None else self._encode(encoder, rows)
+        if rest is not None and self._pads and rows.num_rows > 1:
+            step = max(MOST_PAIRS // max(longest_sequence(rest) ** 2, 1), 1)
+            if rows.num_rows > step:
+                return join_outputs([self.run(rows.slice(i, step)) for i in range(0, rows.num_rows, step)])
+        feeds = self.inputs.feeds(plain, rest, self.threads)
+        return self._outputs(feeds, {} if rest is None else rest.sequence_lengths)
 
-    def run_cells(self, cells: Cells) -> list[npt.NDArray[np.float32]] | None:
+    def _outputs(self, feeds: Feeds, lengths: Mapping[str, npt.NDArray[Any]]) -> Outputs:
+        """What the program gives for rows whose sequences have these lengths."""
+        arrays = self.program(feeds)
+        return Outputs(arrays, lengths[self.record.lists] if self.record.lists else None)
+
+    def _encode(self, encoder: FeatureEncoder, rows: Rows) -> Encoded:
+        """The features of rows."""
+        faults = Faults()
+        encoded = encoder.encode_table(rows, faults)
+        self._lengths.check(encoded.sequence_lengths, faults)
+        if faults:
+            raise BadRowsError(faults)
+        return encoded
+
+    def run_cells(self, cells: Cells) -> Outputs | None:
         """The outputs of rows that were read from JSON, of one at least; None if others must encode them."""
         plain = self._plain.encode_cells(cells)
         if plain is None or self._rest(plain) is not None:
             return None
-        return self.program(self.inputs.feeds(plain, None, self.threads))
+        return self._outputs(self.inputs.feeds(plain, None, self.threads), {})
 
     def _rest(self, plain: PlainRows) -> FeatureEncoder | None:
         """What encodes the features that are not plain, or not in these rows; None if there are none."""
@@ -128,13 +154,13 @@ class _Part:
             self._rests[plain.odd] = encoder
         return encoder
 
-    def run_candidates(self, user: Rows, items: Rows) -> list[npt.NDArray[np.float32]]:
+    def run_candidates(self, user: Rows, items: Rows) -> Outputs:
         """The outputs of one user's row with each of the items' rows, of which there is one at least."""
         both = _one_batch(user), _one_batch(items)
         if both[0] is not None and both[1] is not None:
             plain = self._plain.encode(both[1], both[0])
             if plain is not None and self._rest(plain) is None:
-                return self.program(self.inputs.feeds(plain, None, self.threads))
+                return self._outputs(self.inputs.feeds(plain, None, self.threads), {})
         of_user, of_items = self._split(frozenset(user.schema.names), frozenset(items.schema.names))
         missing = [name for name in of_items.columns if name in user.schema.names]
         if missing:
@@ -144,9 +170,15 @@ class _Part:
         user_faults, faults = Faults(), Faults()
         user_row = of_user.encode_table(user, user_faults)
         item_rows = of_items.encode_table(items, faults)
+        self._lengths.check(user_row.sequence_lengths, user_faults)
+        self._lengths.check(item_rows.sequence_lengths, faults)
         if user_faults or faults:
             raise BadRowsError(user_faults or faults)
-        return self.program(self.inputs.candidate_feeds(user_row, item_rows, self.threads))
+        lengths = {**_each(user_row.sequence_lengths, items.num_rows), **item_rows.sequence_lengths}
+        self._lengths.check(lengths, faults)
+        if faults:
+            raise BadRowsError(faults)
+        return self._outputs(self.inputs.candidate_feeds(user_row, item_rows, self.threads), lengths)
 
     def _split(self, user: frozenset[str], items: frozenset[str]) -> tuple[FeatureEncoder, FeatureEncoder]:
         """Encoders of what reads columns of the user alone, and of the rest."""
@@ -227,7 +259,7 @@ class Scorer:
         self.towers = tuple(name for name in manifest.programs if name != SCORE)
         self.golden = _read_arrow(self.path / GOLDEN)
         self.schema = self.golden.schema
-        self._widths = self._check_golden(compare=golden)
+        self._none = self._check_golden(compare=golden)
         if raw_scores:
             self.calibration = None
 
@@ -261,6 +293,8 @@ class Scorer:
     def score(self, rows: Rows) -> Scores:
         """The predictions of rows, by the names of `outputs`: float32 [rows], or [rows, classes].
 
+        Of a model that scores lists of candidates, a `ListColumn` with a value for each of them.
+
         Raises:
             BadRowsError: some rows cannot be encoded.
             DataError: a column is missing or of a type that a feature cannot read.
@@ -274,22 +308,27 @@ class Scorer:
         outputs = self._parts[SCORE].run_cells(cells)
         return None if outputs is None else self._named(outputs)
 
-    def _named(self, outputs: list[npt.NDArray[np.float32]]) -> Scores:
+    def _named(self, outputs: Outputs) -> Scores:
         """What `score` gives for outputs of its program."""
-        scores = dict(zip(self.outputs, outputs, strict=True))
-        return scores if self.calibration is None else self.calibration.apply(scores)
+        scores = dict(zip(self.outputs, outputs.arrays, strict=True))
+        return outputs.columns(scores if self.calibration is None else self.calibration.apply(scores))
 
-    def _run(self, name: str, rows: Rows) -> list[npt.NDArray[np.float32]]:
+    def raw_outputs(self, name: str, rows: Rows) -> Scores:
+        """The outputs of one program, "score" or a tower, without calibration."""
+        outputs = self._run(name, rows)
+        return outputs.columns(dict(zip(self.manifest.programs[name].outputs, outputs.arrays, strict=True)))
+
+    def _run(self, name: str, rows: Rows) -> Outputs:
         part = self._parts[name]
         if rows.num_rows <= CHUNK_ROWS:
-            return part.run(rows) if rows.num_rows else [np.empty(w, np.float32) for w in self._widths[name]]
+            return part.run(rows) if rows.num_rows else self._none[name]
         pieces = []
         for start in range(0, rows.num_rows, CHUNK_ROWS):
             try:
                 pieces.append(part.run(rows.slice(start, CHUNK_ROWS)))
             except BadRowsError as error:
                 raise BadRowsError(error.faults, start) from None
-        return [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
+        return join_outputs(pieces)
 
     def score_candidates(self, user: Rows, items: Rows) -> Scores:
         """The predictions of one user's row with each of the items' rows.
@@ -301,7 +340,7 @@ class Scorer:
             raise DataError(f"user must be one row, got {user.num_rows}")
         user, items = _as_table(user), _as_table(items)
         if items.num_rows == 0:
-            return self._named([np.empty(w, np.float32) for w in self._widths[SCORE]])
+            return self._named(self._none[SCORE])
         part = self._parts[SCORE]
         pieces = []
         for start in range(0, items.num_rows, CHUNK_ROWS):
@@ -309,12 +348,17 @@ class Scorer:
                 pieces.append(part.run_candidates(user, items.slice(start, CHUNK_ROWS)))
             except BadRowsError as error:
                 raise BadRowsError(error.faults, start) from None
-        arrays = pieces[0] if len(pieces) == 1 else [np.concatenate(a) for a in zip(*pieces, strict=True)]
-        return self._named(arrays)
+        return self._named(join_outputs(pieces))
 
     def embed(self, rows: Rows, tower: str) -> npt.NDArray[np.float32]:
         """The vectors of one tower, [rows, dim] (or [rows, interests, dim]), from its features' columns."""
-        return self._run(self._tower(tower), rows)[0]
+        outputs = self._run(self._tower(tower), rows)
+        if outputs.lengths is not None and (wrong := np.flatnonzero(outputs.lengths != 1)).size:
+            feature, count = self.manifest.programs[tower].lists, int(outputs.lengths[wrong[0]])
+            raise DataError(
+                f"feature {feature}: row {wrong[0]} has {count} items; write one a row for the {tower} tower"
+            )
+        return outputs.arrays[0]
 
     def tower_schema(self, tower: str) -> pa.Schema:
         """The columns that `embed` reads for a tower."""
@@ -327,7 +371,7 @@ class Scorer:
             raise DataError(f"{self.path}: no tower '{tower}' (has: {known}){tower_hint(tower, self.towers)}")
         return tower
 
-    def explain(self, rows: Rows) -> dict[str, dict[str, npt.NDArray[np.float32]]]:
+    def explain(self, rows: Rows) -> dict[str, dict[str, Column]]:
         """What each feature adds to each output: {output: {feature: score − score without it, [rows]}}.
 
         Without a feature means that its columns are null; members of a sequence are left out together.
@@ -335,9 +379,9 @@ class Scorer:
         """
         return explain(self, rows, self._parts[SCORE].features)
 
-    def _check_golden(self, *, compare: bool) -> dict[str, list[tuple[int, ...]]]:
-        """Score the golden rows again; returns the shape of each output of no rows, by program."""
-        widths, expected = {}, _read_arrow(self.path / GOLDEN_SCORES)
+    def _check_golden(self, *, compare: bool) -> dict[str, Outputs]:
+        """Score the golden rows again; returns the outputs of no rows, by program."""
+        none, expected = {}, _read_arrow(self.path / GOLDEN_SCORES)
         for name, part in self._parts.items():
             try:
                 outputs = part.run(self.golden)
@@ -346,7 +390,7 @@ class Scorer:
             # Calibration may be steep, so that what differs little before it differs much after: the program
             # is compared before it, and the maps by what they make of the same scores.
             maps = self.calibration.maps if name == SCORE and self.calibration is not None else {}
-            for output, values in zip(part.record.outputs, outputs, strict=True):
+            for output, values in zip(part.record.outputs, outputs.arrays, strict=True):
                 wanted = _golden(expected, RAW + output if output in maps else output, values.shape)
                 pairs = [(values, wanted)]
                 if output in maps:
@@ -359,25 +403,22 @@ class Scorer:
                         f"{self.path}: '{output}' of its golden rows differs by {far:.2g} from what it was "
                         "at export; export the model again, or use the versions that manifest.json names"
                     )
-            widths[name] = [(0, *values.shape[1:]) for values in outputs]
-        return widths
+            none[name] = outputs.none()
+        return none
 
 
 def _golden(scores: pa.Table, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """Scores that are stored, in the shape of an output."""
-    column = scores.column(name).combine_chunks()
-    flat = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
+    flat = scores.column(name).combine_chunks()
+    while pa.types.is_nested(flat.type):
+        flat = flat.flatten()
     found: npt.NDArray[np.float32] = as_numbers(flat).reshape(shape)
     return found
 
 
-def _encode(encoder: FeatureEncoder, rows: Rows) -> Encoded:
-    """The features of rows."""
-    faults = Faults()
-    encoded = encoder.encode_table(rows, faults)
-    if faults:
-        raise BadRowsError(faults)
-    return encoded
+def _each(lengths: Mapping[str, npt.NDArray[Any]], count: int) -> dict[str, npt.NDArray[Any]]:
+    """Lengths of one row as those of `count` equal ones."""
+    return {name: np.tile(values, count) for name, values in lengths.items()}
 
 
 def _one_batch(rows: Rows) -> pa.RecordBatch | None:

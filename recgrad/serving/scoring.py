@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from recgrad.data.faults import Fault, Faults
+from recgrad.data.list_column import Column, ListColumn
 from recgrad.errors import DataError, RecgradError
 from recgrad.serving.answers import MAX_SHOWN_FAULTS, BadRow, RequestError, Scored, bad_row
 from recgrad.serving.json_rows import Read
@@ -240,8 +240,10 @@ def _summary(rows: Sequence[BadRow], count: int) -> str:
     return f"{who}: {first.problem} ({column}{where}){more}; {first.remedy}"
 
 
-def _spread(values: npt.NDArray[np.float32], index: npt.NDArray[np.int64], total: int) -> Any:
-    """The values at their rows of all, NaN elsewhere."""
+def _spread(values: Column, index: npt.NDArray[np.int64], total: int) -> Column:
+    """The values at their rows of all, NaN elsewhere; no list elsewhere."""
+    if isinstance(values, ListColumn):
+        return values.spread(index, total)
     whole = np.full((total, *values.shape[1:]), np.nan, np.float32)
     whole[index] = values
     return whole

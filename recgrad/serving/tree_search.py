@@ -18,6 +18,7 @@ import pyarrow as pa
 from recgrad.config import PipelineConfig, load_config
 from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.ids import KnownIds
+from recgrad.data.list_column import values_of
 from recgrad.errors import RecgradError
 from recgrad.retrieval.lists import Found, Ints, ItemSets
 from recgrad.serving.manifest import CONFIG
@@ -86,7 +87,7 @@ class BundleNodes:
         rows, more = users.take(pa.array(owners)), self._nodes.take(pa.array(nodes))
         for name in more.column_names:
             rows = rows.append_column(name, more.column(name))
-        return positive(next(iter(self._scorer.score(rows).values())))
+        return positive(values_of(next(iter(self._scorer.score(rows).values()))))
 
 
 def positive(scores: Scores) -> Scores:

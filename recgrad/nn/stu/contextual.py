@@ -103,9 +103,14 @@ class ParameterizedMLP(nn.Module):
         assert contextual is not None
         hidden = self.compress(self.dropout(contextual))
         weights = self.attention_norm(self.attention(hidden).view(-1, *self.shape))
+        residual = self.residual(hidden)
         # Rows come twice where the history stands before the candidates.
-        times = segments.lengths.shape[0] // max(contextual.shape[0], 1)
-        residual, weights = self.residual(hidden).repeat(times, 1), weights.repeat(times, 1, 1)
+        if torch.compiler.is_exporting():
+            again = torch.arange(segments.lengths.shape[0]) % contextual.shape[0]
+            residual, weights = residual.index_select(0, again), weights.index_select(0, again)
+        else:
+            times = segments.lengths.shape[0] // max(contextual.shape[0], 1)
+            residual, weights = residual.repeat(times, 1), weights.repeat(times, 1, 1)
         padded = pad(x, segments)
         out = torch.baddbmm(residual.unsqueeze(1), padded, weights).flatten(0, 1)
         return out.index_select(0, segments.inside() * padded.shape[1] + segments.places())

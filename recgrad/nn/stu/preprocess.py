@@ -191,4 +191,6 @@ def _in_turns(content: Events, actions: Tensor) -> Events:
     """An item's token, then its action's."""
     values = torch.stack([content.values, actions], dim=1).flatten(0, 1)
     segments = Segments.from_lengths(2 * content.segments.lengths, values.shape[0])
-    return Events(values, content.times.repeat_interleave(2), segments)
+    if torch.compiler.is_exporting():
+        segments = replace(segments, most=2 * content.segments.longest())
+    return Events(values, content.times.unsqueeze(1).expand(-1, 2).flatten(), segments)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from recgrad.nn.jagged import Segments
-from recgrad.nn.jagged_rows import last_positions
+from recgrad.nn.jagged_rows import drop_places, last_positions, take_positions
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Tokens:
 
     def tail(self, count: int) -> Tokens:
         """Contextual tokens, the last `count` of the history, and candidates."""
-        if torch.compiler.is_exporting():
-            raise ValueError(
-                "attn_truncation_split_layer: a model that cuts histories between layers has no ONNX"
-            )
-        place, rows = self.segments.places(), self.segments.rows
         ends = self.history_ends()
-        chosen = (place < self.contextual) | (place >= (ends - count)[rows])
         dropped = (ends - self.contextual - count).clamp(min=0)
+        if torch.compiler.is_exporting():
+            index, segments = drop_places(self.segments, self.contextual, dropped)
+            values, times = take_positions(self.values, index), take_positions(self.times, index)
+            return Tokens(values, times, segments, self.targets, self.contextual)
+        place, rows = self.segments.places(), self.segments.rows
+        chosen = (place < self.contextual) | (place >= (ends - count)[rows])
         index = chosen.nonzero().squeeze(1)
         segments = Segments.from_lengths(self.segments.lengths - dropped, index.shape[0])
         values, times = self.values.index_select(0, index), self.times.index_select(0, index)
