@@ -9,6 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from recgrad.data.arrow_columns import as_array
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,15 @@ class ListColumn:
 
     def to_arrow(self, *, nan_is_null: bool = False) -> pa.ListArray:
         """As Arrow has it; values of several numbers are lists themselves."""
-        values = self.values
-        flat = pa.array(np.ascontiguousarray(values).reshape(-1), from_pandas=nan_is_null)
+        values = np.ascontiguousarray(self.values)
+        # Nothing here imports pandas, as pa.array would.
+        flat = as_array(values.reshape(-1))
+        if nan_is_null:
+            flat = pc.if_else(pc.is_nan(flat), pa.scalar(None, flat.type), flat)
         if values.ndim > 1:
             flat = pa.FixedSizeListArray.from_arrays(flat, int(np.prod(values.shape[1:])))
-        offsets = pa.array(np.concatenate([[0], self.lengths.cumsum()]), pa.int32())
-        mask = None if self.missing is None else pa.array(self.missing)
+        offsets = as_array(np.concatenate([[0], self.lengths.cumsum()]).astype(np.int32))
+        mask = None if self.missing is None else as_array(self.missing)
         return pa.ListArray.from_arrays(offsets, flat, mask=mask)
 
     def tolist(self) -> list[Any]:

@@ -130,7 +130,7 @@ class Model(nn.Module):
         if compile:
             # Here and not by a decorator, which would load the compiler wherever the model is imported.
             for name in self.uncompiled:
-                setattr(self, name, torch.compiler.disable(getattr(self, name)))
+                setattr(self, name, torch.compiler.disable(getattr(self, name)))  # type: ignore[no-untyped-call]
         self._dense_half = _compiled(self.dense_half) if compile else self.dense_half
 
     @property

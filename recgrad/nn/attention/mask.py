@@ -58,7 +58,8 @@ class Mask:
         if self.kind == "SEMI_LOCAL":
             k = max(self.first, self.contextual)
             near = (j <= i) & ((j < k) | (j > i - self.near))
-            return there & torch.where(candidate, j < h, near)
+            # Runtimes have no `where` of truth values.
+            return there & ((candidate & (j < h)) | (~candidate & near))
         order = self._order(place, h)
         before = order[:, :, None] - order[:, None, :]
         seen = (i == j) | (before > 0)

@@ -106,7 +106,8 @@ class ParameterizedMLP(nn.Module):
         residual = self.residual(hidden)
         # Rows come twice where the history stands before the candidates.
         if torch.compiler.is_exporting():
-            again = torch.arange(segments.lengths.shape[0]) % contextual.shape[0]
+            rows = torch.arange(contextual.shape[0])
+            again = torch.cat([rows, rows])[: segments.lengths.shape[0]]
             residual, weights = residual.index_select(0, again), weights.index_select(0, again)
         else:
             times = segments.lengths.shape[0] // max(contextual.shape[0], 1)

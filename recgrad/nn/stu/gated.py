@@ -50,11 +50,11 @@ def gated_attention(
     """
     if _fits(mixed, widths, setting, norm):
         assert isinstance(norm, nn.LayerNorm)
-        _, v, q, key = mixed.split(list(widths), dim=1)
+        _, v, q, key = torch.split(mixed, list(widths), dim=1)
         check_attention(q, key, v, segments, setting, targets, Biases())
         plan = plan_attention(segments, setting, targets)
         return _Gated.apply(plan, tuple(widths), norm.eps, mixed, norm.weight, norm.bias)  # type: ignore[no-any-return, no-untyped-call]
-    s, v, q, key = mixed.split(list(widths), dim=1)
+    s, v, q, key = torch.split(mixed, list(widths), dim=1)
     u = F.silu(s)
     o = jagged_attention(q, key, v, segments, setting, targets=targets)
     return torch.cat([u, o, u * norm(o)], dim=1)
@@ -83,7 +83,7 @@ class _Gated(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor,
     ) -> Tensor:
-        s, v, q, key = mixed.split(list(widths), dim=1)
+        s, v, q, key = torch.split(mixed, list(widths), dim=1)
         parts = mixed.new_empty(mixed.shape[0], 3 * widths[1])
         call = Call(plan, Biases(), q, key, v, None, None)
         call.set_out(parts[:, widths[1] : 2 * widths[1]], None)
@@ -98,9 +98,9 @@ class _Gated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         mixed, weight, bias, parts = ctx.saved_tensors
-        s, v, q, key = mixed.split(list(ctx.widths), dim=1)
+        s, v, q, key = torch.split(mixed, list(ctx.widths), dim=1)
         of_mixed = torch.empty_like(mixed)
-        of_s, of_v, of_q, of_k = of_mixed.split(list(ctx.widths), dim=1)
+        of_s, of_v, of_q, of_k = torch.split(of_mixed, list(ctx.widths), dim=1)
         of_o = mixed.new_empty(v.shape)
         sums = _GateCall(s, parts, weight, bias, ctx.eps).launch_backward(grad.contiguous(), of_s, of_o)
         call = Call(ctx.plan, Biases(), q, key, v, None, None)
