@@ -52,8 +52,10 @@ def towers(folder: Path, seed: int, epochs: int, edit: str) -> dict[str, float]:
     if epochs:
         ratio = epochs / config.train_config.num_epochs
         config.train_config.num_epochs = epochs
-        schedule = config.train_config.sparse_optimizer.linear_decay_learning_rate
-        schedule.decay_size = max(1, round(schedule.decay_size * ratio))
+        sparse = config.train_config.sparse_optimizer
+        for part in (sparse, *sparse.part_optimizers):
+            schedule = part.linear_decay_learning_rate
+            schedule.decay_size = max(1, round(schedule.decay_size * ratio))
     metrics = recgrad.train(config).metrics
     return {name: metrics[f"catalogue_{name}@{K}"] for name in GOALS}
 

@@ -112,6 +112,11 @@ def _check_candidates(context: Context, task: Task, loss: Component) -> None:
         if task.node.message.train_metrics:
             path = f"{task.node.at('train_metrics')}[0]"
             context.problem(path, f"{loss.name} computes no scores that it could measure; move it to metrics")
+    elif task.retrieval and draws == "all" and sampler is not None and sampler.settings.get("num_sample"):
+        context.problem(
+            sampler.at("num_sample"),
+            f"is for full_softmax, and {loss.name} would not count draws for what they stand for; remove it",
+        )
     if not loss.settings.get("log_q_correction"):
         return
     path = loss.at("log_q_correction")

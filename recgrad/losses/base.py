@@ -50,7 +50,12 @@ class Loss(nn.Module):
         raise NotImplementedError
 
     def compare_vectors(
-        self, users: Tensor, items: Tensor, own: Tensor, own_rows: Tensor | None = None
+        self,
+        users: Tensor,
+        items: Tensor,
+        own: Tensor,
+        own_rows: Tensor | None = None,
+        log_counts: Tensor | None = None,
     ) -> Tensor:
         """The loss of each row, [rows], of a loss over vectors.
 
@@ -59,6 +64,7 @@ class Loss(nn.Module):
             items: [items, dim], whose products with users are scores.
             own: int64 [rows], the row's item among them.
             own_rows: int64, as long as `own` and ascending: the row of each; None where every row has one.
+            log_counts: [items], the logarithm of how often each is expected among draws; None of all items.
         """
         raise NotImplementedError
 

@@ -23,6 +23,7 @@ def chunked_softmax(
     own: Tensor,
     *,
     own_rows: Tensor | None = None,
+    log_counts: Tensor | None = None,
     scale: Tensor | float = 1.0,
     scores: int = CHUNK_SCORES,
 ) -> Tensor:
@@ -37,11 +38,14 @@ def chunked_softmax(
         items: [items, dim].
         own: int64 [queries], which item is each query's own.
         own_rows: int64, as long as `own`: the query of each own item; None where each query has one.
+        log_counts: [items], what scores are lowered by in the sum of exponentials; 0 of own items.
         scale: of the scores, such as 1 / temperature; a tensor gets a gradient too.
         scores: the most scores that are held at once; at least those of one query are.
     """
     scaled = queries * scale
-    result: Tensor = _ChunkedSoftmax.apply(scaled, items, own, own_rows, scores)  # type: ignore[no-untyped-call]
+    result: Tensor = _ChunkedSoftmax.apply(  # type: ignore[no-untyped-call]
+        scaled, items, own, own_rows, log_counts, scores
+    )
     return result
 
 
@@ -50,7 +54,13 @@ class _ChunkedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, queries: Tensor, items: Tensor, own: Tensor, own_rows: Tensor | None, scores: int
+        ctx: Any,
+        queries: Tensor,
+        items: Tensor,
+        own: Tensor,
+        own_rows: Tensor | None,
+        log_counts: Tensor | None,
+        scores: int,
     ) -> Tensor:
         """The cross entropy of each query."""
         needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
@@ -60,7 +70,7 @@ class _ChunkedSoftmax(torch.autograd.Function):
         of_queries = torch.empty_like(queries) if needed else None
         of_items = torch.zeros_like(items) if needed else None
         for part in _chunks(queries, items, scores):
-            powers, tops, sums = _exponentials(queries[part], items)
+            powers, tops, sums = _exponentials(queries[part], items, log_counts)
             shares = counts[part] / sums
             values[part] += counts[part] * (tops + sums.log())
             if of_queries is not None and of_items is not None:
@@ -71,26 +81,26 @@ class _ChunkedSoftmax(torch.autograd.Function):
             of_queries -= _of_queries(own_items, own_rows, len(queries))
             of_items.index_add_(0, own, askers, alpha=-1)
         ctx.scores = scores
-        ctx.save_for_backward(queries, items, own, own_rows, of_queries, of_items)
+        ctx.save_for_backward(queries, items, own, own_rows, log_counts, of_queries, of_items)
         return values
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         """The gradients of queries and items."""
         (of_values,) = gradients
-        queries, items, own, own_rows, of_queries, of_items = ctx.saved_tensors
+        queries, items, own, own_rows, log_counts, of_queries, of_items = ctx.saved_tensors
         from_queries = of_queries * of_values[:, None]
         if not ctx.needs_input_grad[1]:
-            return from_queries, None, None, None, None
+            return from_queries, None, None, None, None, None
         if not len(of_values) or bool((of_values == of_values[0]).all()):
-            return from_queries, of_items * (of_values[0] if len(of_values) else 0), None, None, None
+            return from_queries, of_items * (of_values[0] if len(of_values) else 0), None, None, None, None
         weighted = queries * of_values[:, None]
         _, askers, counts = _pairs(weighted, items, own, own_rows)
         from_items = torch.zeros_like(items).index_add_(0, own, askers, alpha=-1)
         for part in _chunks(queries, items, ctx.scores):
-            powers, _, sums = _exponentials(queries[part], items)
+            powers, _, sums = _exponentials(queries[part], items, log_counts)
             from_items.addmm_(powers.t(), weighted[part] * (counts[part] / sums)[:, None])
-        return from_queries, from_items, None, None, None
+        return from_queries, from_items, None, None, None, None
 
 
 def _pairs(
@@ -111,13 +121,15 @@ def _of_queries(values: Tensor, own_rows: Tensor | None, count: int) -> Tensor:
     return values.new_zeros(count, *values.shape[1:]).index_add_(0, own_rows, values)
 
 
-def _exponentials(queries: Tensor, items: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _exponentials(queries: Tensor, items: Tensor, log_counts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """exp(s − t) of all scores s, the largest score t of each query, and the sum of its exponentials.
 
     Divisions by the sums are left to what the exponentials are multiplied with, which is narrower: scores
     are read once for their largest and once more for their exponentials.
     """
     matrix = queries @ items.t()
+    if log_counts is not None:
+        matrix -= log_counts
     if fits_kernels(matrix):
         return matrix, *exponentials(matrix)
     tops = matrix.amax(1)

@@ -113,15 +113,16 @@ class TwoTowers(Model):
         Returns:
             "logits" [rows, 1 + candidates]; while training also "corrected", the same with scores of
             negatives corrected for sampling, or "users", "items" and "own" for losses over vectors,
-            where a loss asks for them.
+            where a loss asks for them, with "log_counts" where items were drawn.
         """
         if comparison is not None and comparison.own_rows is not None:
-            return self._compare_several(users, own, negatives, comparison.own, comparison.own_rows)
+            return self._compare_several(users, own, negatives, comparison)
         if self.training and self.over_vectors and comparison is not None and comparison.own is not None:
             assert negatives is not None
             logits = self._pairwise(users, own)[:, None]
             scaled = users * self.scale
-            return {"logits": logits, "users": scaled, "items": negatives, "own": comparison.own}
+            vectors = {"logits": logits, "users": scaled, "items": negatives, "own": comparison.own}
+            return _with_counts(vectors, comparison)
         corrects = self.training and self.corrects_sampling
         log_counts = comparison.log_counts if corrects and comparison is not None else None
         if self.in_batch_negative:
@@ -146,9 +147,10 @@ class TwoTowers(Model):
         return outputs
 
     def _compare_several(
-        self, users: Tensor, own: Tensor, items: Tensor | None, places: Tensor | None, rows: Tensor
+        self, users: Tensor, own: Tensor, items: Tensor | None, comparison: Comparison
     ) -> dict[str, Tensor]:
         """As `compare`, of rows with any number of own items; "logits" is their mean score, [rows, 1]."""
+        places, rows = comparison.own, comparison.own_rows
         if not self.over_vectors:
             raise DataError(
                 "data: rows have several items of their own, which only full_softmax learns; choose it, or "
@@ -161,18 +163,20 @@ class TwoTowers(Model):
             )
         assert items is not None
         assert places is not None
+        assert rows is not None
         scores = self._pairwise(users[rows], own)
         counts = torch.bincount(rows, minlength=users.shape[0]).clamp(min=1)
         logits = (scores.new_zeros(users.shape[0]).index_add(0, rows, scores) / counts)[:, None]
         if not self.training:
             return {"logits": logits}
-        return {
+        vectors = {
             "logits": logits,
             "users": users * self.scale,
             "items": items,
             "own": places,
             "own_rows": rows,
         }
+        return _with_counts(vectors, comparison)
 
     def _hard(self, users: Tensor, items: Tensor, rows: Tensor) -> Tensor:
         """Scores of hard negatives, [rows, most of a row], −inf where a row has fewer."""
@@ -232,6 +236,13 @@ def item_rows(own: Tensor, negatives: Tensor | None, comparison: Comparison | No
     if comparison is not None and comparison.own is not None:
         return ItemRows(negatives, comparison.own, own.shape[0], True)
     return ItemRows(torch.cat([own, negatives]), None, own.shape[0], True)
+
+
+def _with_counts(outputs: dict[str, Tensor], comparison: Comparison) -> dict[str, Tensor]:
+    """What losses over vectors take, with how often each item was expected among the draws."""
+    if comparison.log_counts is None:
+        return outputs
+    return {**outputs, "log_counts": comparison.log_counts}
 
 
 def _without(matrix: Tensor, comparison: Comparison | None) -> Tensor:

@@ -186,7 +186,8 @@ class Head(nn.Module):
             session = None if loss.session_name is None else _keys(batch, loss.session_name, outputs)
             if batch.size and loss.over_vectors and "users" in outputs:
                 vectors = (outputs["users"], outputs["items"], outputs["own"])
-                rows = loss.compare_vectors(*vectors, outputs.get("own_rows"))
+                drawn = {name: outputs[name] for name in ("log_counts",) if name in outputs}
+                rows = loss.compare_vectors(*vectors, outputs.get("own_rows"), **drawn)
                 value = weighted_mean(rows, weights)
             elif batch.size:
                 corrected = loss.corrects_sampling and "corrected" in outputs

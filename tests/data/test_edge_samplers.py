@@ -338,6 +338,32 @@ def test_rows_of_a_catalogue_may_have_several_items_or_none(data, open_loader):
         list(open_loader(path, text, features=FEATURES, model=MODEL, training=False).epoch())
 
 
+def test_items_drawn_from_a_catalogue_stand_for_all_others(data, batches):
+    extra, draws = "num_sample: 12", 12
+    weights = np.zeros(ITEMS)
+    found = [batch for epoch in range(60) for batch in batches("catalogue_sampler", extra, epoch=epoch)]
+    outside = np.zeros(ITEMS)
+    for batch in found:
+        items, own = shared(batch), np.unique(ids(batch, "item"))
+        log_counts = batch.comparison.log_counts.numpy()
+        assert items[batch.comparison.own.numpy()].tolist() == ids(batch, "item")
+        # The own items of all rows once, then draws of others.
+        assert items[: len(own)].tolist() == own.tolist()
+        assert not set(items[len(own) :]) & set(own)
+        assert (log_counts[: len(own)] == 0).all()
+        np.testing.assert_allclose(log_counts[len(own) :], np.log(draws / ITEMS), rtol=1e-6)
+        np.add.at(weights, items[len(own) :], np.exp(-log_counts[len(own) :]))
+        outside += ~np.isin(np.arange(ITEMS), own)
+    # Each counts as often as it is no own item: a draw has the weight items / draws.
+    sums = (weights - outside) * draws / ITEMS
+    expected = outside * draws / ITEMS
+    assert (sums[expected > 0] ** 2 / expected[expected > 0]).sum() < 85  # 40 degrees, one in 20,000
+    again = batches("catalogue_sampler", extra)
+    assert [shared(batch).tolist() for batch in again] == [shared(b).tolist() for b in found[: len(again)]]
+    evaluated = batches("catalogue_sampler", extra, training=False)
+    assert shared(evaluated[0]).tolist() == list(range(ITEMS))
+
+
 def test_an_item_outside_the_catalogue_is_named(data, batches):
     (data.folder / "items.txt").write_text("id:int64\tweight:float\tattrs:string\n1\t1\t1:2\n")
     with pytest.raises(

@@ -177,10 +177,13 @@ def test_kernels_of_single_precision_give_what_double_precision_does(queries, it
     items=st.integers(1, 30),
     chunk=st.sampled_from([1, 40, 1000]),
     weighted=st.booleans(),
+    drawn=st.booleans(),
     kind=st.sampled_from(KINDS),
     seed=st.integers(0, 10**6),
 )
-def test_a_query_of_several_items_is_the_sum_of_queries_of_one(counts, items, chunk, weighted, kind, seed):
+def test_a_query_of_several_items_is_the_sum_of_queries_of_one(
+    counts, items, chunk, weighted, drawn, kind, seed
+):
     generator = torch.Generator().manual_seed(seed)
     u = torch.randn(len(counts), 8, generator=generator, dtype=kind)
     v = torch.randn(items, 8, generator=generator, dtype=kind)
@@ -188,8 +191,13 @@ def test_a_query_of_several_items_is_the_sum_of_queries_of_one(counts, items, ch
     rows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
     weights = torch.rand(len(counts), generator=generator) if weighted else torch.ones(len(counts))
     ours, theirs = ([x.to(to).clone().requires_grad_() for x in (u, v)] for to in (kind, torch.float64))
-    found = chunked_softmax(*ours, own, own_rows=rows, scores=chunk)
-    each = F.cross_entropy(theirs[0][rows] @ theirs[1].t(), own, reduction="none")
+    log_counts = (
+        torch.randn(items, generator=generator, dtype=kind) if drawn else torch.zeros(items, dtype=kind)
+    )
+    log_counts[own] = 0
+    found = chunked_softmax(*ours, own, own_rows=rows, log_counts=log_counts if drawn else None, scores=chunk)
+    corrected = theirs[0][rows] @ theirs[1].t() - log_counts.double()
+    each = F.cross_entropy(corrected, own, reduction="none")
     expected = torch.zeros(len(counts), dtype=torch.float64).index_add(0, rows, each)
     (found * weights).sum().backward()
     (expected * weights).sum().backward()

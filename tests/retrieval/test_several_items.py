@@ -11,7 +11,7 @@ import pytest
 
 import recgrad
 from recgrad.cli.main import main
-from recgrad.errors import DataError
+from recgrad.errors import ConfigError, DataError
 
 SAMPLER = {"attr_fields": ["item_id", "category", "price"], "item_id_field": "item_id"}
 
@@ -74,6 +74,27 @@ def test_a_row_a_user_learns_what_a_row_an_item_does(shop, lists: Path, tmp_path
     for name in names:
         assert found[0][name] == pytest.approx(found[1][name], rel=0.02), name
     assert found[0]["catalogue_recall@10"] > 1.5 * found[0]["most_popular_recall@10"]
+
+
+def test_drawn_items_learn_nearly_what_all_do(shop, lists: Path, tmp_path: Path) -> None:
+    settings = {"train_config.num_steps": 60, "data_config.batch_size": 16}
+    drawn = config_of(shop, lists, tmp_path / "drawn", str(lists), **settings)
+    drawn.data_config.catalogue_sampler.num_sample = 30
+    found = metrics(drawn)
+    whole = metrics(config_of(shop, lists, tmp_path / "whole", str(lists), **settings))
+    assert found["catalogue_recall@10"] > 0.85 * whole["catalogue_recall@10"]
+    assert found["catalogue_recall@10"] > 1.5 * found["most_popular_recall@10"]
+
+
+def test_drawn_items_are_for_a_loss_that_counts_them(shop, lists: Path, tmp_path: Path) -> None:
+    config = config_of(shop, lists, tmp_path / "a", str(shop.folder))
+    config.data_config.catalogue_sampler.num_sample = 30
+    del config.model_config.losses[:]
+    config.model_config.losses.add().bpr_loss.SetInParent()
+    with pytest.raises(
+        ConfigError, match=r"catalogue_sampler\.num_sample: is for full_softmax, and bpr_loss"
+    ):
+        recgrad.train(config)
 
 
 def test_what_cannot_take_several_items_says_so(shop, lists: Path, tmp_path: Path) -> None:

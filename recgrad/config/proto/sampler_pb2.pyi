@@ -318,6 +318,7 @@ class CatalogueSampler(message.Message):
     ATTR_DELIMITER_FIELD_NUMBER: builtins.int
     NUM_EVAL_SAMPLE_FIELD_NUMBER: builtins.int
     FIELD_DELIMITER_FIELD_NUMBER: builtins.int
+    NUM_SAMPLE_FIELD_NUMBER: builtins.int
     input_path: builtins.str
     """A table of items: id, weight, attributes."""
     item_id_field: builtins.str
@@ -327,6 +328,8 @@ class CatalogueSampler(message.Message):
     """Negatives in evaluation, drawn evenly; all items if 0."""
     field_delimiter: builtins.str
     """Cuts columns of a text file."""
+    num_sample: builtins.int
+    """Items to draw evenly for a batch, which its rows are compared with beside the own items of all its rows; all items if 0."""
     @builtins.property
     def attr_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the attributes, in their order."""
@@ -340,10 +343,11 @@ class CatalogueSampler(message.Message):
         attr_delimiter: builtins.str | None = ...,
         num_eval_sample: builtins.int | None = ...,
         field_delimiter: builtins.str | None = ...,
+        num_sample: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "field_delimiter", b"field_delimiter", "input_path", b"input_path", "item_id_field", b"item_id_field", "num_eval_sample", b"num_eval_sample"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "field_delimiter", b"field_delimiter", "input_path", b"input_path", "item_id_field", b"item_id_field", "num_eval_sample", b"num_eval_sample", "num_sample", b"num_sample"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "attr_fields", b"attr_fields", "field_delimiter", b"field_delimiter", "input_path", b"input_path", "item_id_field", b"item_id_field", "num_eval_sample", b"num_eval_sample"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attr_delimiter", b"attr_delimiter", "attr_fields", b"attr_fields", "field_delimiter", b"field_delimiter", "input_path", b"input_path", "item_id_field", b"item_id_field", "num_eval_sample", b"num_eval_sample", "num_sample", b"num_sample"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

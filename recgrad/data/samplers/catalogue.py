@@ -14,7 +14,7 @@ import torch
 
 from recgrad.data.batch import Batch, Comparison
 from recgrad.data.features.base import Feature
-from recgrad.data.samplers.draws import draw_evenly
+from recgrad.data.samplers.draws import among, draw_evenly
 from recgrad.data.samplers.exclusion import excluded_pairs
 from recgrad.data.samplers.item_side import ItemSide, build_items, check_items
 from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler, SamplerSource
@@ -31,9 +31,14 @@ class CatalogueSampler(Sampler):
     A row may have several items of its own, as a list or joined text. Features of the items are encoded
     once. Evaluation ranks the own item among all of them, or among `num_eval_sample` that are drawn evenly.
 
+    With `num_sample` a training batch meets the own items of all its rows, and items drawn evenly with
+    replacement that stand for all others: each counts items / draws times, so that the sum of exponentials
+    of `full_softmax` is expected to be that of all items.
+
     Args:
         items: the items.
-        count: items to draw; 0 for all.
+        count: items to draw for an evaluation; 0 for all.
+        drawn: items to draw for a batch of training; 0 for all.
         seed: what draws depend on, with the place of the batch.
     """
 
@@ -45,9 +50,9 @@ class CatalogueSampler(Sampler):
     draws: ClassVar[Literal["items", "rows", "all", "positions"]] = "all"
     config_name: ClassVar[str] = "catalogue_sampler"
 
-    def __init__(self, items: ItemSide, *, count: int = 0, seed: int = 0) -> None:
+    def __init__(self, items: ItemSide, *, count: int = 0, drawn: int = 0, seed: int = 0) -> None:
         self.items = items
-        self.count = count
+        self.count, self.drawn = count, drawn
         self.columns = (items.id_field,)
         self._seed = seed
         self._all: Batch | None = None
@@ -68,7 +73,9 @@ class CatalogueSampler(Sampler):
             where = "data_config.negative_sample_mask_prob"
             raise ConfigError([Problem(where, "has no effect with catalogue_sampler; remove it")])
         items = build_items(config, config.input_path, source)
-        return cls(items, count=0 if source.training else config.num_eval_sample, seed=source.seed)
+        if source.training:
+            return cls(items, drawn=config.num_sample, seed=source.seed)
+        return cls(items, count=config.num_eval_sample, seed=source.seed)
 
     def sample(self, batch: Batch, columns: Mapping[str, pa.Array], place: Place) -> Batch:
         """The batch with all items, or with those drawn for an evaluation."""
@@ -84,14 +91,36 @@ class CatalogueSampler(Sampler):
                 negatives=self.items.encode(rows, key),
                 comparison=Comparison(torch.from_numpy(excluded)),
             )
-        places = torch.from_numpy(self._places(own.keys))
+        found = self._places(own.keys)
+        log_counts = None
+        if self.drawn:
+            key = (self._seed, *place)
+            rows, found, log_counts = self._drawn(found, key)
+            negatives = self.items.encode(rows, key)
+        else:
+            negatives = self._catalogue()
+        places = torch.from_numpy(found)
         own_rows = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
         comparison = Comparison(
             torch.stack([own_rows, places], dim=1),
+            None if log_counts is None else torch.from_numpy(log_counts),
             own=places,
             own_rows=None if (lengths == 1).all() else own_rows,
         )
-        return replace(batch, negatives=self._catalogue(), comparison=comparison)
+        return replace(batch, negatives=negatives, comparison=comparison)
+
+    def _drawn(self, own: Ints, key: tuple[int, ...]) -> tuple[Ints, Ints, npt.NDArray[np.float32]]:
+        """Rows of the table to compare with, where own ones are among them, log of expected draws of each.
+
+        Own items of the batch are there with certainty; draws of them are left out.
+        """
+        size = len(self.items.table.keys)
+        there, places = np.unique(own, return_inverse=True)
+        draws = draw_evenly(size, self.drawn, key)
+        others = draws[~among(draws, there)]
+        log_counts = np.zeros(len(there) + len(others), np.float32)
+        log_counts[len(there) :] = np.log(self.drawn / size)
+        return np.concatenate([there, others]), places.reshape(-1), log_counts
 
     def _check_single(self, lengths: Ints) -> None:
         if (lengths != 1).any():
