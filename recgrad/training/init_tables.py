@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
 from recgrad.data.features.base import Feature
@@ -95,6 +94,8 @@ def _batches(file: Path) -> Iterator[tuple[pa.Array, pa.Array]]:
     """The first two columns, some rows at a time."""
     try:
         if file.suffix in (".csv", ".txt", ".tsv"):
+            import pyarrow.csv as pcsv  # slow to import, and few runs read text here
+
             options = pcsv.ParseOptions(delimiter="\t" if file.suffix == ".tsv" else ",")
             batches: Any = pcsv.open_csv(file, parse_options=options)
         else:
