@@ -52,7 +52,7 @@ def medians(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str,
     for call in calls.values():
         call()
     begin = time.perf_counter()
-    while time.perf_counter() - begin < seconds * len(calls) or len(times[next(iter(calls))]) < 5:
+    while time.perf_counter() - begin < seconds * len(calls) or len(times[next(iter(calls))]) < 3:
         for name, call in calls.items():
             start = time.perf_counter()
             call()
