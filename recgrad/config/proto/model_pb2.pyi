@@ -111,7 +111,9 @@ class FeatureGroupConfig(message.Message):
         CONCAT: FeatureGroupConfig._Combine.ValueType  # 0
         SUM: FeatureGroupConfig._Combine.ValueType  # 1
 
-    class Combine(_Combine, metaclass=_CombineEnumTypeWrapper): ...
+    class Combine(_Combine, metaclass=_CombineEnumTypeWrapper):
+        """Ours: how the fields of a group come together."""
+
     CONCAT: FeatureGroupConfig.Combine.ValueType  # 0
     SUM: FeatureGroupConfig.Combine.ValueType  # 1
 
