@@ -2,7 +2,7 @@
 
 python examples/gowalla.py SOURCE TARGET
 
-visits.parquet                some rows a user: a part of her places as item_id, the others as visited
+visits.parquet                a row for each place of each user, as item_id, with others of hers as visited
 train.parquet, test.parquet   a row a user: user_id, visited (in training), item_id (in training, or to find)
 pairs.parquet                 a few rows a user: one of her places as item_id, the others as visited
 users.parquet, items.parquet  every user with visited, every place with its visits
@@ -18,8 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-PARTS = 4  # rows of a user in visits.parquet
-PAIRS, LONGEST = 4, 50  # rows of a user in pairs.parquet, and places of histories there
+PAIRS, LONGEST = 4, 50  # rows of a user in pairs.parquet, and places of histories
 Places = dict[int, list[int]]
 
 
@@ -47,18 +46,19 @@ def a_row_a_user(users: list[int], visited: Places, wanted: Places) -> pa.Table:
 
 
 def visits_of(users: list[int], visited: Places, rng: np.random.Generator) -> pa.Table:
-    """Some rows a user, a part of her places with the others; with itself among them, little is learned."""
-    names: list[int] = []
-    histories: list[list[int]] = []
-    items: list[list[int]] = []
+    """Each place of each user with a history of others; with itself in it, little would be learned."""
+    names, items, sizes, histories = [], [], [], []
     for user in users:
-        parts = np.array_split(rng.permutation(visited[user]), min(PARTS, len(visited[user])))
-        for i, own in enumerate(parts):
-            names.append(user)
-            histories.append([place for part in (*parts[:i], *parts[i + 1 :]) for place in part.tolist()])
-            items.append(own.tolist())
-    ids = pa.list_(pa.int64())
-    table = pa.table({"user_id": names, "visited": pa.array(histories, ids), "item_id": pa.array(items, ids)})
+        order = rng.permutation(visited[user])
+        size = min(len(order) - 1, LONGEST)
+        places = np.arange(len(order))[:, None] + 1 + np.arange(size)  # those that follow it, in a ring
+        names.append(np.full(len(order), user))
+        items.append(order)
+        sizes.append(np.full(len(order), size))
+        histories.append(order[places % len(order)].reshape(-1))
+    starts = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
+    lists = pa.ListArray.from_arrays(pa.array(starts, pa.int32()), pa.array(np.concatenate(histories)))
+    table = pa.table({"user_id": np.concatenate(names), "visited": lists, "item_id": np.concatenate(items)})
     return table.take(pa.array(rng.permutation(table.num_rows)))
 
 

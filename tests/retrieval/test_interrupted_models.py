@@ -42,6 +42,8 @@ def edits(name: str) -> str:
         "train_config.save_checkpoints_steps": 3,
         "data_config.batch_size": 16,
     }
+    if name == "two_towers":
+        found["model_config.feature_groups[0].combine"] = "SUM"
     if name == "tdm":
         found["data_config.tdm_sampler.layer_num_sample"] = [0, 1, *[2] * 10]  # of 2,000 places
         found["data_config.tdm_sampler.remain_ratio"] = 0.5
