@@ -329,7 +329,7 @@ class CatalogueSampler(message.Message):
     field_delimiter: builtins.str
     """Cuts columns of a text file."""
     num_sample: builtins.int
-    """Items to draw evenly for a batch, which its rows are compared with beside the own items of all its rows; all items if 0."""
+    """Ours: items to draw evenly for a batch, which its rows are compared with beside the own items of all its rows; all items if 0."""
     @builtins.property
     def attr_fields(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the attributes, in their order."""
