@@ -38,6 +38,11 @@ class Stream:
             yield np.repeat(numbers[:, None], tables, axis=1)
             self.next_id += BATCH
 
+    def known(self, tables: int = TABLES) -> Iterator[Array]:
+        """The batches of `fill` again."""
+        for first in range(0, self.next_id, BATCH):
+            yield np.repeat((first + np.arange(BATCH))[:, None], tables, axis=1)
+
     def batch(self, tables: int = TABLES) -> Array:
         """A batch at capacity: NEW of its ids are new, and as many of the oldest are not seen again."""
         numbers = self._random.integers(self._first, self.next_id, (BATCH, tables))
