@@ -24,7 +24,7 @@ help:
 	@echo "make names        regenerate the lists of public classes after a component was added"
 	@echo "make docs         build the docs as a site, into site/"
 	@echo "make notebooks    run the notebooks of docs/ again; make pictures: draw those of the gallery again"
-	@echo "make bench        run every benchmark and print its table"
+	@echo "make bench        run every benchmark and write docs/benchmarks.md"
 	@echo "make clean        remove the virtual environment and caches"
 
 quickstart: $(VENV)/.runtime
@@ -63,7 +63,7 @@ notebooks pictures: $(VENV)/.dev
 	$(BIN)/python website/$@.py
 
 bench: $(VENV)/.dev
-	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+	$(BIN)/python benchmarks/results/page.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist site *.egg-info

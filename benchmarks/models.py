@@ -205,15 +205,10 @@ def blocks(rows: int) -> dict[str, tuple[Callable[[], Tensor], Callable[[], Tens
     first, second = torch.triu_indices(SPARSE, SPARSE, offset=1)
     dot = DotInteraction(SPARSE)
     cin = CIN(SPARSE, [32, 32])
-    x = torch.randn(rows, 256, requires_grad=True)
-    experts = Experts(8, 256, [64, 32])
+    x = torch.randn(rows, 429, requires_grad=True)
+    experts, narrow = Experts(3, 429, [512, 256, 128]), Experts(8, 429, [64, 32])
     return {
-        "fm": (
-            lambda: factorization_machine(v),
-            lambda: (v[:, first] * v[:, second]).sum(1),
-            [v],
-            3.0,
-        ),
+        "fm": (lambda: factorization_machine(v), lambda: plain_fm(v), [v], 0.9),
         "dot interaction": (
             lambda: dot(v),
             lambda: torch.bmm(v, v.transpose(1, 2))[:, first, second],
@@ -225,6 +220,12 @@ def blocks(rows: int) -> dict[str, tuple[Callable[[], Tensor], Callable[[], Tens
             lambda: experts(x),
             lambda: plain_experts(experts, x),
             [x, *experts.parameters()],
+            1.0,
+        ),
+        "narrow experts": (
+            lambda: narrow(x),
+            lambda: plain_experts(narrow, x),
+            [x, *narrow.parameters()],
             1.0,
         ),
         "din": din_pair(rows),
@@ -242,6 +243,11 @@ def plain_cin(block: CIN, x0: Tensor) -> Tensor:
     return torch.cat(pooled, dim=1)
 
 
+def plain_fm(v: Tensor) -> Tensor:
+    """The formula that FuxiCTR and DeepCTR have, by torch's operations; ours is to be no slower."""
+    return 0.5 * (torch.sum(v, dim=1) ** 2 - torch.sum(v**2, dim=1))
+
+
 def plain_experts(block: Experts, x: Tensor) -> Tensor:
     """One MLP after another."""
     outputs = []
@@ -254,7 +260,12 @@ def plain_experts(block: Experts, x: Tensor) -> Tensor:
 
 
 def din_pair(rows: int) -> tuple[Callable[[], Tensor], Callable[[], Tensor], list[Tensor], float]:
-    """Attention over jagged positions, and over padded ones with a mask."""
+    """Attention over jagged positions, and over padded ones with a mask.
+
+    The peer is DIN as frameworks on torch have it: histories padded to the longest, [query, position,
+    difference, product] built for each of them, an MLP over that, a masked softmax. It is written here
+    with torch's operations; it is no framework's own code.
+    """
     encoder = DINEncoder(DIM, DIM, {"hidden_units": [32, 16]})
     lengths = torch.randint(LENGTH + 1, (rows,))
     segments = Segments.from_lengths(lengths, int(lengths.sum()))

@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 from google.protobuf import text_format
+from peers.bounds import product_rate
 from peers.din import (
     ATTENTION,
     DIM,
@@ -259,7 +260,8 @@ def din_bar(rounds: int) -> Bar:
     speeds = {name: f"{DIN_BATCH / of_name:,.0f}" for name, of_name in seconds.items()}
     print(f"DIN:    {speeds['ours']} samples/s, {speeds['padded']} with torch's tables and padded histories")
     print(f"        {speeds['tables']} with torch's tables and dense Adam, but our attention")
-    rate, needed = product_rate(), attention_operations(batch)
+    assert batch.sequence_sparse is not None
+    rate, needed = product_rate(), attention_operations(batch.sequence_sparse.bag_counts[0])
     most = DIN_BATCH / (needed / rate)
     print(f"        the attention needs {needed / 1e9:.1f} GFLOP a step, torch's own product does", end=" ")
     print(f"{rate / 1e9:.0f} GFLOP/s: {most:,.0f} samples/s if all else were free")
@@ -267,27 +269,15 @@ def din_bar(rounds: int) -> Bar:
     return Bar("multi-tower DIN over padded, torch tables and dense Adam", ratio, 20, at_least=True)
 
 
-def attention_operations(batch: Batch) -> float:
-    """Floating-point operations of DIN's two layers, forward and backward, without padding.
+def attention_operations(positions: int) -> float:
+    """Floating-point operations of DIN's two layers over so many positions, forward and backward, unpadded.
 
     The query's part and the difference fold into a first layer of each row's own, so a position
     costs the width of its vector, not four times that.
     """
-    assert batch.sequence_sparse is not None
     width = DIM * len(DIN_ROWS)
     weights = sum(a * b for a, b in pairwise([width, *ATTENTION]))
-    return 3 * 2.0 * weights * batch.sequence_sparse.bag_counts[0]
-
-
-def product_rate(size: int = 2048, rounds: int = 5) -> float:
-    """Floating-point operations a second of torch's product of square matrices, the best of some rounds."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        a @ b
-        times.append(time.perf_counter() - start)
-    return 2.0 * size**3 / min(times)
+    return 3 * 2.0 * weights * positions
 
 
 def step_of(model: MultiTowerDIN, batch: Batch, optimizers: Sequence[Any]) -> Callable[[], None]:

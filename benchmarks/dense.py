@@ -1,0 +1,167 @@
+"""The dense half against its own matrix products: how near a step comes to torch's products alone.
+
+    python benchmarks/dense.py [--json FILE] [--rounds N] [--only deepfm mmoe dssm din]
+
+DeepFM (deep 512-256-128 over 13 numbers and 26 ids of dim 16, final 64, batch 8192) is a whole loop that
+reads a parquet file, logs and computes metrics; MMoE (3 experts 512-256-128, 2 towers 256-128-64, batch 8192)
+and DSSM (two towers 512-256-128 to 64, the other rows of 4096 as negatives) are whole updates, lookups and
+optimizers included, of batches in memory. Beside each the matrix products that its network needs, forward
+and backward, done by torch with nothing between them. DIN's attention (256-64 over histories of up to 100
+positions, dim 48) is held against the rate of torch's square product, the machine's best. Everything in
+turn, in one process; medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import models
+import numpy as np
+import torch
+from google.protobuf import text_format
+from peers.bounds import Product, interleaved, layer_products, operations, product_rate, product_times
+from peers.din import ATTENTION, DIM, DIN_BATCH, DIN_ROWS
+from results.bars import Bar, describe_bar, write_bars
+from train import attention_operations, criteo_config, loop_seconds
+
+from recgrad.config.proto.model_pb2 import ModelConfig
+from recgrad.models.build import build_model
+from recgrad.nn.encoders.din import DINEncoder
+from recgrad.optim.sparse import Adagrad
+from recgrad.synth import write_synth
+from recgrad.training.assembly import build_training
+from recgrad.training.runtime import set_up_process
+from recgrad.training.task import Task
+
+ROWS, DSSM_ROWS, LOOP_STEPS = 8192, 4096, 20
+NUMBERS, IDS = 13, 26 * 16
+BIG = "hidden_units: [512, 256, 128]"
+TOWERS = "".join(
+    f"task_towers {{ tower_name: '{name}' label_name: '{name}' mlp {{ hidden_units: [256, 128, 64] }} "
+    f"losses {{ binary_cross_entropy {{}} }} }}"
+    for name in ("click", "buy")
+)
+MMOE = f"{models.ALL} mmoe {{ expert_mlp {{ {BIG} }} num_expert: 3 {TOWERS} }}"
+DSSM = f"""{models.PAIR} dssm {{
+  user_tower {{ input: 'user' mlp {{ {BIG} }} }} item_tower {{ input: 'item' mlp {{ {BIG} }} }}
+  output_dim: 64 in_batch_negative: true }} losses {{ softmax_cross_entropy {{}} }}"""
+
+
+def update_of(text: str, rows: int) -> Callable[[], float]:
+    """A function that takes one update of a model on a batch in memory, and gives its seconds."""
+    config = text_format.Parse(text, ModelConfig())
+    model = build_model(config, models.FEATURES, label_fields=["click"])
+    task = Task(model)
+    task.train()
+    assert model.engine is not None
+    dense = torch.optim.Adam([p for _, p in model.dense_named_parameters()], lr=1e-3, fused=True)
+    sparse = Adagrad(model.engine.tables.values(), lr=0.01)
+    batches = models.make_batches(rows, 2)
+    taken = 0
+
+    def update() -> float:
+        nonlocal taken
+        batch = batches[taken % len(batches)]
+        taken += 1
+        start = time.perf_counter()
+        task.losses(task(batch), batch)["total"].backward()
+        for optimizer in (dense, sparse):
+            optimizer.step()
+            optimizer.zero_grad()
+        return time.perf_counter() - start
+
+    for _ in range(3):
+        update()
+    return update
+
+
+def share_of_products(
+    name: str, step: Callable[[], float], products: list[Product], rows: int, goal: float, rounds: int
+) -> Bar:
+    """A step against its products."""
+    seconds = interleaved({"step": step, "products": product_times(products)}, rounds)
+    share, flops = seconds["products"] / seconds["step"], operations(products)
+    speed, most = (rows / seconds[key] for key in ("step", "products"))
+    rate = flops / seconds["products"] / 1e9
+    print(
+        f"{name:8}{speed:10,.0f} samples/s, {most:10,.0f} by products alone ({rate:.0f} GFLOP/s): {share:.2f}"
+    )
+    return Bar(f"dense: {name} over its products alone", share, goal, at_least=True)
+
+
+def deepfm(rounds: int) -> Bar:
+    with tempfile.TemporaryDirectory() as folder:
+        write_synth(folder, 400_000)
+        config = criteo_config(Path(folder))
+        training = build_training(config)
+        training.task.train()
+        loop_seconds(config, training, Path(folder), 5)
+        step = lambda: loop_seconds(config, training, Path(folder), LOOP_STEPS)[0]  # noqa: E731
+        products = layer_products(ROWS, NUMBERS + IDS, 512, 256, 128) + layer_products(ROWS, 1 + 16 + 128, 64)
+        return share_of_products("DeepFM", step, products, ROWS, 0.85, rounds)
+
+
+def mmoe(rounds: int) -> Bar:
+    width = NUMBERS + IDS
+    products = layer_products(ROWS, width, 3 * 512) + 3 * layer_products(ROWS, 512, 256, 128)
+    products += 2 * layer_products(ROWS, 128, 256, 128, 64)
+    return share_of_products("MMoE", update_of(MMOE, ROWS), products, ROWS, 0.75, 3 * rounds)
+
+
+def dssm(rounds: int) -> Bar:
+    user, item, rows = NUMBERS + 13 * 16, 13 * 16, DSSM_ROWS
+    products = layer_products(rows, user, 512, 256, 128, 64) + layer_products(rows, item, 512, 256, 128, 64)
+    products += [(rows, 64, rows), (rows, rows, 64), (rows, rows, 64)]
+    return share_of_products("DSSM", update_of(DSSM, rows), products, rows, 0.75, 3 * rounds)
+
+
+def din(rounds: int) -> Bar:
+    """The attention alone, forward and backward."""
+    torch.manual_seed(0)
+    dim = DIM * len(DIN_ROWS)
+    encoder = DINEncoder(dim, dim, {"hidden_units": ATTENTION})
+    lengths = torch.from_numpy(np.random.default_rng(0).integers(1, 101, DIN_BATCH))
+    positions = int(lengths.sum())
+    query = torch.randn(DIN_BATCH, dim, requires_grad=True)
+    sequence = torch.randn(positions, dim, requires_grad=True)
+    gradient = torch.randn(DIN_BATCH, dim)
+
+    def step() -> float:
+        start = time.perf_counter()
+        encoder(query, sequence, lengths).backward(gradient)
+        return time.perf_counter() - start
+
+    for _ in range(2):
+        step()
+    needed = attention_operations(positions)
+    times = interleaved({"step": step, "peak": lambda: 1 / product_rate(rounds=3)}, 3 * rounds)
+    rate, peak = needed / times["step"], 1 / times["peak"]
+    print(f"DIN     {rate / 1e9:.0f} GFLOP/s of {peak / 1e9:.0f}: {rate / peak:.2f}", flush=True)
+    return Bar("dense: DIN's attention over the product peak", rate / peak, 0.75, at_least=True)
+
+
+PARTS = {"din": din, "mmoe": mmoe, "dssm": dssm, "deepfm": deepfm}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    args = parser.parse_args()
+    threads = set_up_process()
+    print(f"{threads} threads, torch {torch.__version__}")
+    bars = [PARTS[name](args.rounds) for name in args.only]
+    print()
+    print("\n".join(map(describe_bar, bars)))
+    write_bars(args.json, bars)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""Training DeepFM: Recgrad's whole loop beside FuxiCTR and DeepCTR-Torch as pip installs them.
+
+    python benchmarks/frameworks.py [--json FILE] [--rounds N] [--only small large]
+
+All three train one network: 26 ids of dim 16 with a weight each, the factorization machine over their
+vectors, an MLP 512-256-128 over these and 13 numbers, the sum of the three; batches of 8192. Before anything
+is timed, the numbers of parameters must be equal, and the loss of each must fall (with small tables, where
+enough steps are taken to see it). Recgrad reads its rows from
+a parquet file, logs and computes its metrics; the peers have theirs in memory as tensors. Recgrad takes lazy
+Adagrad for tables and Adam for layers; the peers, which have dense optimizers alone, are timed with Adam and
+with Adagrad, and the faster counts. Blocks of steps are interleaved, and medians compared.
+
+The peers run in an environment of their own, which is made under the cache folder of the user when this
+is first run (`peers/environment.py`). TorchEasyRec cannot be installed from PyPI: `peers/published.json` has
+what was measured beside it elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from google.protobuf import text_format
+from peers.ctr_trainer import DEEP, DIM
+from peers.environment import peers_python
+from results.bars import Bar, describe_bar, write_bars
+from train import WARM_STEPS, watched_run
+
+from recgrad.config import PipelineConfig
+from recgrad.training.assembly import Training, build_training
+from recgrad.training.runtime import set_up_process
+
+FIELDS, NUMBERS, BATCH = 26, 13, 8192
+SIZES = {"small": 10_000, "large": 10_000_000 // FIELDS}  # rows of each table
+GOALS = {"small": 2.0, "large": 8.0}
+STEPS = {"small": 12, "large": 4}  # of a block
+WARM = {"small": 40, "large": 3}  # steps of a peer before it is timed
+LEARNING_STEPS = 40  # by which a loss must have fallen: DeepCTR-Torch begins with weights near 0
+HERE = Path(__file__).parent
+
+
+def make_rows(rows: int, size: int, seed: int = 0) -> dict[str, Any]:
+    """Ids that are skewed as real ones are, numbers, and labels that some of both decide."""
+    rng = np.random.default_rng(seed)
+    ids = (rng.random((rows, FIELDS)) ** 2 * size).astype(np.int64)
+    numbers = rng.standard_normal((rows, NUMBERS)).astype(np.float32)
+    logits = numbers[:, 0] + ((ids[:, :4] * 2654435761 >> 7) % 3 - 1).sum(1)
+    labels = (rng.random(rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    return {"ids": ids, "numbers": numbers, "labels": labels, "sizes": np.full(FIELDS, size)}
+
+
+def recgrad_config(folder: Path, rows: dict[str, Any]) -> PipelineConfig:
+    """The network as a config, and the rows as a parquet file."""
+    columns = {f"cat_{i}": rows["ids"][:, i] for i in range(FIELDS)}
+    columns |= {f"int_{i}": rows["numbers"][:, i] for i in range(NUMBERS)}
+    path = folder / "train.parquet"
+    pq.write_table(pa.table({"label": rows["labels"].astype(np.int32), **columns}), path)
+    ids, numbers = ([name for name in columns if name.startswith(start)] for start in ("cat", "int"))
+    size = int(rows["sizes"][0])
+    features = [f'feature_configs {{ raw_feature {{ feature_name: "{n}" }} }}' for n in numbers]
+    features += [
+        f'feature_configs {{ id_feature {{ feature_name: "{n}" num_buckets: {size} embedding_dim: {DIM} }} }}'
+        for n in ids
+    ]
+    groups = (("wide", "WIDE", ids), ("fm", "DEEP", ids), ("deep", "DEEP", numbers + ids))
+    listed = "".join(
+        f"feature_groups {{ group_name: '{name}' group_type: {kind} feature_names: {json.dumps(names)} }}"
+        for name, kind, names in groups
+    )
+    text = f"""
+    train_input_path: "{path}"
+    train_config {{
+      sparse_optimizer {{ adagrad_optimizer {{ lr: 0.01 }} }}
+      dense_optimizer {{ adam_optimizer {{ lr: 0.001 }} }}
+      num_epochs: 1000 save_checkpoints_steps: 1000000000 log_step_count_steps: 10
+    }}
+    data_config {{ dataset_type: ParquetDataset batch_size: {BATCH} label_fields: "label" num_workers: 1 }}
+    {"".join(features)}
+    model_config {{
+      {listed}
+      deepfm {{ deep {{ hidden_units: {DEEP} }} wide_embedding_dim: 1 }}
+      train_metrics {{ auc {{}} }} metrics {{ auc {{}} }} losses {{ binary_cross_entropy {{}} }}
+    }}"""
+    return text_format.Parse(text, PipelineConfig())
+
+
+class Peer:
+    """A process that trains a peer's DeepFM when it is told to."""
+
+    def __init__(self, name: str, rows: Path, optimizer: str, threads: int) -> None:
+        self.name, self.optimizer = name, optimizer
+        command = [str(peers_python()), str(HERE / "peers" / "ctr_trainer.py"), name, str(rows)]
+        # Glibc keeps freed memory, as the commands of Recgrad have it do.
+        kept = {"MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_MMAP_MAX_": "0"}
+        environment = {**os.environ, **kept, "OMP_NUM_THREADS": str(threads)}
+        environment.pop("PYTHONPATH", None)
+        self.process = subprocess.Popen(
+            [*command, optimizer, str(BATCH)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=environment, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.parameters = self._answer()["parameters"]
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name} ended: run benchmarks/peers/ctr_trainer.py to see why")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def run(self, steps: int, *, timed: bool = True) -> None:
+        """Take some steps."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.flush()
+        answer = self._answer()
+        self.losses += answer["losses"]
+        if timed:
+            self.seconds.append(answer["seconds"] / steps)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def check_losses(name: str, losses: list[float]) -> None:
+    """Refuse a network that does not learn."""
+    first, last = mean(losses[:3]), mean(losses[-3:])
+    assert np.isfinite(losses).all(), f"{name}: a loss is not finite"
+    if len(losses) >= LEARNING_STEPS:
+        assert last < first, f"{name}: the loss went from {first:.4f} to {last:.4f}"
+
+
+def parameters_of(training: Training) -> int:
+    model = training.task.model
+    tables = sum(spec.num_rows * spec.dim for spec in model.groups.plan.tables)
+    return tables + sum(p.numel() for _, p in model.dense_named_parameters())
+
+
+def compare(kind: str, folder: Path, rounds: int, threads: int) -> list[Bar]:
+    rows = make_rows(BATCH * 40, SIZES[kind])
+    np.savez(folder / "rows.npz", **rows)
+    config = recgrad_config(folder, rows)
+    training = build_training(config)
+    ours: list[float] = []
+    losses: list[float] = []
+    speeds: dict[tuple[str, str], float] = {}
+    for name in ("fuxictr", "deepctr"):
+        for optimizer in ("Adam", "Adagrad"):  # one peer in memory at a time: dense optimizers need much
+            peer = Peer(name, folder / "rows.npz", optimizer, threads)
+            assert peer.parameters == parameters_of(training), (
+                name,
+                peer.parameters,
+                parameters_of(training),
+            )
+            peer.run(WARM[kind], timed=False)
+            for _ in range(rounds):
+                watch = watched_run(config, training, folder, STEPS[kind])
+                ours.append((watch.marks[-1] - watch.marks[WARM_STEPS - 1]) / STEPS[kind])
+                losses += [report.losses["total"] for report in watch.reports]
+                peer.run(STEPS[kind])
+            check_losses(f"{name} with {optimizer}", peer.losses)
+            peer.close()
+            speeds[name, optimizer] = BATCH / median(peer.seconds)
+    check_losses("recgrad", losses)
+    own = BATCH / median(ours)
+    print(f"\n{kind}: {FIELDS} tables of {SIZES[kind]:,} rows, {parameters_of(training):,} parameters each")
+    print(f"  {'recgrad, whole loop':36}{own:12,.0f} samples/s")
+    for (name, optimizer), speed in speeds.items():
+        print(f"  {name + ', ' + optimizer + ', rows in memory':36}{speed:12,.0f}{own / speed:8.2f} x")
+    bars = []
+    for name in ("fuxictr", "deepctr"):
+        best = max(speed for (of, _), speed in speeds.items() if of == name)
+        bars.append(Bar(f"frameworks: DeepFM, {kind} tables, over {name}", own / best, GOALS[kind], True))
+    return bars
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=list(SIZES), default=list(SIZES))
+    args = parser.parse_args()
+    threads = set_up_process()
+    print(f"{threads} threads, torch {torch.__version__}")
+    bars: list[Bar] = []
+    for kind in args.only:
+        with tempfile.TemporaryDirectory() as folder:
+            bars += compare(kind, Path(folder), args.rounds, threads)
+    published = json.loads((HERE / "peers" / "published.json").read_text())
+    print(f"\nmeasured elsewhere ({published['machine']}, {published['date']}), Recgrad over:")
+    for line in published["ratios"]:
+        print(f"  {line['peer']:16}{line['what']:44}{line['ratio']:8.2f} x")
+    print()
+    print("\n".join(map(describe_bar, bars)))
+    write_bars(args.json, bars)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
