@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -90,6 +91,8 @@ def _compile_elsewhere(group: Sequence[Wanted]) -> threading.Thread:
 
 def _let_go() -> None:
     """Keep nothing open that is this process's own: its locks and pipes must end with it, not with a copy."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(int(_LONGEST_SECS))  # the end of a copy that waits for a lock which nobody gives back
     logging.disable()
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):

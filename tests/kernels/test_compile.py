@@ -114,3 +114,13 @@ def test_what_another_process_compiles_holds_no_lock_of_this_one(
     assert child.is_alive()
     os.close(again)
     os.close(reads)
+
+
+def test_a_process_that_does_not_come_to_an_end_is_ended(
+    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "_LONGEST_SECS", 1.0)
+    monkeypatch.setattr(kernels, "_build", lambda wanted: time.sleep(1000))
+    child = kernels._compile_elsewhere([Wanted(calling, twice, SIGNATURE)])
+    child.join(60)
+    assert not child.is_alive()
