@@ -13,7 +13,6 @@ from recgrad.data.batch import Batch
 from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
-from recgrad.data.samplers.item_side import item_features
 from recgrad.data.samplers.sampler import SAMPLERS, Sampler, SamplerSource
 from recgrad.errors import DataError
 
@@ -37,6 +36,8 @@ class OwnSampler(Sampler):
         Raises:
             DataError: a value cannot be encoded, or no feature reads these columns alone.
         """
+        from recgrad.data.samplers.item_side import item_features  # with readers of tables: slow to import
+
         features = item_features(self.source.features, list(items))
         if not features:
             raise DataError(
