@@ -9,6 +9,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Ints = npt.NDArray[np.int64]
+_NUMBERS = {
+    pa.from_numpy_dtype(kind): np.dtype(kind)
+    for kind in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+}
+
+
+def dtype_of(kind: pa.DataType) -> np.dtype[Any]:
+    """NumPy's type of a type of numbers (or bools); `to_pandas_dtype` may import pandas, which is slow."""
+    return _NUMBERS[kind] if kind in _NUMBERS else np.dtype(kind.to_pandas_dtype())
 
 
 def as_array(values: npt.NDArray[Any]) -> pa.Array:
@@ -30,11 +39,11 @@ def as_numbers(array: pa.Array) -> npt.NDArray[Any]:
     """
     memory = array.buffers()[1]
     if not len(array) or memory is None:
-        return np.empty(len(array), array.type.to_pandas_dtype())
+        return np.empty(len(array), dtype_of(array.type))
     if array.type.id == pa.lib.Type_BOOL:
         bits = np.frombuffer(memory, np.uint8, (array.offset + len(array) + 7) // 8)
         return np.unpackbits(bits, bitorder="little")[array.offset : array.offset + len(array)].view(np.bool_)
-    kind = np.dtype(array.type.to_pandas_dtype())
+    kind = dtype_of(array.type)
     found = np.frombuffer(memory, kind, len(array), array.offset * kind.itemsize)
     found.flags.writeable = False  # so that kernels are compiled for one kind of array
     return found

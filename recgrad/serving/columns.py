@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from recgrad.data.arrow_columns import dtype_of
 from recgrad.data.faults import Faults
 from recgrad.errors import DataError, nearest
 from recgrad.serving.requests import Row
@@ -195,8 +196,8 @@ def _converter(kind: pa.DataType) -> Convert:
     """A function that gives a value of the type, or raises."""
     if pa.types.is_integer(kind):
         low, high = (
-            int(np.iinfo(kind.to_pandas_dtype()).min),
-            int(np.iinfo(kind.to_pandas_dtype()).max),
+            int(np.iinfo(dtype_of(kind)).min),
+            int(np.iinfo(dtype_of(kind)).max),
         )
         return lambda value: _int(value, low, high)
     if pa.types.is_floating(kind):

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from recgrad.data.arrow_columns import dtype_of
 from recgrad.data.plain import layout
 from recgrad.data.plain.encoder import Cells
 from recgrad.serving import json_kernel as kernel
@@ -91,7 +92,7 @@ class BodyReader:
         self._known = tuple(types)
         self._layout = tuple(_LAYOUT.get(kind.id, layout.NONE) for kind in types.values())
         self._limits = {
-            c: np.iinfo(kind.to_pandas_dtype())
+            c: np.iinfo(dtype_of(kind))
             for c, kind in enumerate(types.values())
             if kind.id in (pa.lib.Type_INT32, pa.lib.Type_INT16, pa.lib.Type_INT8)
         }
@@ -213,7 +214,7 @@ def _narrow(values: Any, kind: pa.DataType) -> pa.Buffer:
     if pa.types.is_float32(kind):
         with np.errstate(over="ignore"):
             return pa.py_buffer(values.view(np.float64).astype(np.float32))
-    return pa.py_buffer(values.astype(kind.to_pandas_dtype()))
+    return pa.py_buffer(values.astype(dtype_of(kind)))
 
 
 def _text_buffers(data: Any, texts: list[int], rows: int, cells: Any, stops: Any) -> dict[int, Any]:

@@ -103,15 +103,16 @@ def test_what_another_process_compiles_holds_no_lock_of_this_one(
     (tmp_path / "lock").write_text("")
     held = os.open(tmp_path / "lock", os.O_RDWR)
     fcntl.flock(held, fcntl.LOCK_EX)
-    reads, writes = os.pipe()  # closed after the lock
-    monkeypatch.setattr(kernels, "_build", lambda wanted: time.sleep(10))
+    reads, writes = os.pipe()
+    monkeypatch.setattr(kernels, "_build", lambda wanted: time.sleep(1000))
     child = kernels._compile_elsewhere([Wanted(calling, twice, SIGNATURE)])
     os.close(held)
     os.close(writes)
     assert os.read(reads, 1) == b"", "the other process would have to close it as well"
     again = os.open(tmp_path / "lock", os.O_RDWR)
-    fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert child.is_alive()
+    fcntl.flock(again, fcntl.LOCK_EX)  # waits until the other process has closed it too
+    child.join(0.5)
+    assert child.is_alive(), "it closed them by ending"
     os.close(again)
     os.close(reads)
 
