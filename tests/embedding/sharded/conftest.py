@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-TIMEOUT = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=300)
 IMPORTS = ["pytest", "recgrad.training.run", "recgrad.embedding.sharded.engine"]
 
 

@@ -31,7 +31,7 @@ STEPS = 50
 SHORT_STEPS = 20
 ROWS = BATCH * STEPS
 EVAL_ROWS = 333
-TIMEOUT_SECS = 120
+TIMEOUT_SECS = 600  # nothing takes so long but a run that hangs
 TOLERANCE = 2e-5
 PROGRAM = Path(__file__).with_name("rank_jobs.py")
 

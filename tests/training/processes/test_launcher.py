@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-TIMEOUT_SECS = 60
+TIMEOUT_SECS = 300  # nothing takes so long but a run that hangs
 StartLauncher = Callable[..., "subprocess.Popen[str]"]
 
 
