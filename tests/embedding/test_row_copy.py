@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +18,7 @@ from recgrad.embedding.engine import TablePart
 from recgrad.embedding.local import row_copy
 from recgrad.embedding.local.engine import Ids, LocalEngine
 from recgrad.embedding.local.row_copy import RowCopy
+from recgrad.embedding.local.table import Table
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.optim.sparse import Adam
 
@@ -155,3 +158,25 @@ def test_rows_that_are_put_aside_between_any_two_pieces(seed: int, slots: int, p
     order = np.argsort(rows)
     np.testing.assert_array_equal(found, rows[order])
     assert copies["a"].tobytes() == expected[order].tobytes()
+
+
+def test_rows_are_found_while_others_are_written_first() -> None:
+    spec = TableSpec("t", 1 << 20, 1, storage="PLAIN")  # of width 1, whose memory NumPy reads as it is
+    table = LocalEngine([spec], [LookupSpec("l", "k", "t")], keys=["k"]).tables["t"]
+    assert isinstance(table, Table)
+    table.write(np.arange(4), np.ones((4, 1), np.float32))
+    rows, done = table._stored()[4:], threading.Event()
+
+    def write() -> None:  # as kernels do: without Python's lock
+        while not done.is_set():
+            for value in (0, 1):
+                ctypes.memset(rows.ctypes.data, value, rows.nbytes)
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        try:
+            for _ in range(50):
+                assert table.touched_rows()[0][:4].tolist() == [0, 1, 2, 3]
+        finally:
+            done.set()
+        writing.result()

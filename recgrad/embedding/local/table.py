@@ -215,7 +215,8 @@ class Table(EmbeddingTable):
         if self.slots is None:
             first = self._first_bits()
             pieces = range(0, len(first), EXPORT_ROWS)
-            found = [np.flatnonzero(first[i : i + EXPORT_ROWS]) + i for i in pieces]
+            # Compared first: steps may go on beside it, and flatnonzero refuses what changes under it.
+            found = [np.flatnonzero(first[i : i + EXPORT_ROWS] != 0) + i for i in pieces]
             rows = np.concatenate(found).astype(np.int64)
             return rows, rows
         rows, slots = self.slots.entries()
