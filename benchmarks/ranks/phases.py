@@ -15,6 +15,9 @@ import torch.distributed as dist
 from ranks.run import BATCH, BATCHES, RANKS, Run
 
 from recgrad.embedding.sharded.ids import Exchange
+from recgrad.embedding.sharded.kernel import ShardKernel
+from recgrad.embedding.sharded.whole_tables import BagExchange, HeldBags
+from recgrad.training.processes.shared_group import SharedWork
 from recgrad.training.runtime import set_threads
 from recgrad.training.synchronize import share_losses
 
@@ -111,26 +114,30 @@ def phases(run: Run, plan: str, rounds: int) -> None:
 
 def measured_step(run: Run, i: int, found: Phases) -> None:
     """`Run.step` in phases."""
-    module: Any = run.engine._parallel[0].module["pooled"]
     task, updater, batch = run.training.task, run.training.updater, run.batches[i % BATCHES]
 
-    look_up = Exchange.look_up
+    def vectors(look_up: Callable[..., Any]) -> Callable[..., Any]:
+        def call(exchange: Any) -> Any:
+            with found.phase("vectors back"):
+                bags = look_up(exchange)
+                return bags if isinstance(bags, HeldBags) else bags.wait()
 
-    def vectors(exchange: Exchange) -> Any:
-        with found.phase("vectors back"):
-            return look_up(exchange).wait()
+        return call
 
     with ExitStack() as stack:
-        for kind in COLLECTIVES:
-            counted = found.counted(kind, getattr(dist, kind))
-            stack.enter_context(mock.patch.object(dist, kind, counted))
-        stack.enter_context(mock.patch.object(dist.Work, "wait", found.waiting(dist.Work.wait)))
-        for name in ("__init__", "send", "arrive"):
-            timed = found.timed("ids to their tables", getattr(Exchange, name))
-            stack.enter_context(mock.patch.object(Exchange, name, timed))
-        stack.enter_context(mock.patch.object(Exchange, "look_up", vectors))
-        for lookup in module._lookups:
-            stack.enter_context(mock.patch.object(lookup, "forward", found.timed("lookup", lookup.forward)))
+        for collective in COLLECTIVES:
+            counted = found.counted(collective, getattr(dist, collective))
+            stack.enter_context(mock.patch.object(dist, collective, counted))
+        for work in (dist.Work, SharedWork):
+            stack.enter_context(mock.patch.object(work, "wait", found.waiting(work.wait)))
+        for kind in (Exchange, BagExchange):
+            for name in ("__init__", "send", "arrive"):
+                timed = found.timed("ids to their tables", getattr(kind, name))
+                stack.enter_context(mock.patch.object(kind, name, timed))
+            stack.enter_context(mock.patch.object(kind, "look_up", vectors(kind.look_up)))
+        for name in ("forward", "look_up"):
+            timed = found.timed("lookup", getattr(ShardKernel, name))
+            stack.enter_context(mock.patch.object(ShardKernel, name, timed))
         if updater.synchronize is not None:
             timed = found.timed("gradient average", updater.synchronize)
             stack.enter_context(mock.patch.object(updater, "synchronize", timed))

@@ -94,10 +94,13 @@ def check_deltas(context: Context) -> None:
     """Deltas at some interval."""
     for node in context.of("DeltaEmbeddingDumpConfig"):
         context.ranged(node, "dump_interval_steps", 1)
-        if node.message.HasField("dump_interval_minutes"):
-            context.ranged(node, "dump_interval_minutes", 1)
-            if node.message.HasField("dump_interval_steps"):
-                context.problem(node.at("dump_interval_minutes"), "is beside dump_interval_steps; keep one")
+        for name, least in (("dump_interval_minutes", 1), ("dump_interval_secs", 0.1)):
+            if node.message.HasField(name):
+                context.ranged(node, name, least)
+        kinds = ("dump_interval_steps", "dump_interval_minutes", "dump_interval_secs")
+        first, *others = [name for name in kinds if node.message.HasField(name)] or [""]
+        for name in others:
+            context.problem(node.at(name), f"is beside {first}; keep one")
         if not node.message.file_prefix or "/" in node.message.file_prefix:
             context.problem(node.at("file_prefix"), "must be a file name without '/'")
 

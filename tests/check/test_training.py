@@ -64,6 +64,8 @@ def test_one_checkpoint_interval(problems: Problems) -> None:
         ("train_config.global_embedding_constraints", {"compute_kernels": ["dense"]}, ".compute_kernels[0]: no compute kernel 'dense' (has: customized_kernel, fused, fused_uvm, fused_uvm_caching)"),
         ("train_config.process_timeout_secs", 0, ": must be at least 1, got 0"),
         ("train_config.early_stopping", {"mode": "up"}, ".mode: must be one of 'max', 'min', got 'up'"),
+        ("train_config.delta_embedding_dump_config", {"dump_interval_secs": 0}, ".dump_interval_secs: must be at least 0.1, got 0"),
+        ("train_config.delta_embedding_dump_config", {"dump_interval_minutes": 1, "dump_interval_secs": 5}, ".dump_interval_secs: is beside dump_interval_minutes; keep one"),
         ("train_config.early_stopping", {"min_delta": "-inf"}, ".min_delta: must be a finite number, got -inf"),
         ("train_config.log_step_count_steps", 0, ": must be at least 1, got 0"),
         ("train_config.fine_tune_ckpt_param_map", "a", ": needs a fine_tune_checkpoint"),

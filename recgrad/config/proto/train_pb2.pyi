@@ -173,12 +173,15 @@ class DeltaEmbeddingDumpConfig(message.Message):
     FEATURE_STORE_CONFIG_FIELD_NUMBER: builtins.int
     DUMP_INTERVAL_MINUTES_FIELD_NUMBER: builtins.int
     QUANT_TYPE_FIELD_NUMBER: builtins.int
+    DUMP_INTERVAL_SECS_FIELD_NUMBER: builtins.int
     dump_interval_steps: builtins.int
     output_dir: builtins.str
     """model_dir if unset."""
     file_prefix: builtins.str
     dump_interval_minutes: builtins.int
     quant_type: DeltaEmbeddingQuantType.ValueType
+    dump_interval_secs: builtins.float
+    """Ours: seconds between two deltas, instead of steps or minutes."""
     @builtins.property
     def feature_store_config(self) -> FeatureStoreConfig: ...
     def __init__(
@@ -190,10 +193,11 @@ class DeltaEmbeddingDumpConfig(message.Message):
         feature_store_config: FeatureStoreConfig | None = ...,
         dump_interval_minutes: builtins.int | None = ...,
         quant_type: DeltaEmbeddingQuantType.ValueType | None = ...,
+        dump_interval_secs: builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["dump_interval_minutes", b"dump_interval_minutes", "dump_interval_steps", b"dump_interval_steps", "feature_store_config", b"feature_store_config", "file_prefix", b"file_prefix", "output_dir", b"output_dir", "quant_type", b"quant_type"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["dump_interval_minutes", b"dump_interval_minutes", "dump_interval_secs", b"dump_interval_secs", "dump_interval_steps", b"dump_interval_steps", "feature_store_config", b"feature_store_config", "file_prefix", b"file_prefix", "output_dir", b"output_dir", "quant_type", b"quant_type"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["dump_interval_minutes", b"dump_interval_minutes", "dump_interval_steps", b"dump_interval_steps", "feature_store_config", b"feature_store_config", "file_prefix", b"file_prefix", "output_dir", b"output_dir", "quant_type", b"quant_type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["dump_interval_minutes", b"dump_interval_minutes", "dump_interval_secs", b"dump_interval_secs", "dump_interval_steps", b"dump_interval_steps", "feature_store_config", b"feature_store_config", "file_prefix", b"file_prefix", "output_dir", b"output_dir", "quant_type", b"quant_type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -247,6 +251,7 @@ class TrainConfig(message.Message):
     EARLY_STOPPING_FIELD_NUMBER: builtins.int
     PROCESS_TIMEOUT_SECS_FIELD_NUMBER: builtins.int
     CHECK_ALL_WORKERS_DATA_STATUS_FIELD_NUMBER: builtins.int
+    HALF_PRECISION_EXCHANGE_FIELD_NUMBER: builtins.int
     TRACKERS_FIELD_NUMBER: builtins.int
     num_steps: builtins.int
     """Updates; this or num_epochs."""
@@ -283,6 +288,8 @@ class TrainConfig(message.Message):
     """Ours: how long the processes of a distributed run wait for one of them."""
     check_all_workers_data_status: builtins.bool
     """Ours: processes ask each other before every batch whether one still has data."""
+    half_precision_exchange: builtins.bool
+    """Ours: several processes send embedding vectors as FP16 and their gradients as BF16, half the bytes."""
     @builtins.property
     def sparse_optimizer(self) -> optimizer_pb2.SparseOptimizer: ...
     @builtins.property
@@ -341,11 +348,12 @@ class TrainConfig(message.Message):
         early_stopping: EarlyStopping | None = ...,
         process_timeout_secs: builtins.int | None = ...,
         check_all_workers_data_status: builtins.bool | None = ...,
+        half_precision_exchange: builtins.bool | None = ...,
         trackers: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["check_all_workers_data_status", b"check_all_workers_data_status", "cuda_matmul_allow_tf32", b"cuda_matmul_allow_tf32", "cudnn_allow_tf32", b"cudnn_allow_tf32", "delta_embedding_dump_config", b"delta_embedding_dump_config", "dense_optimizer", b"dense_optimizer", "early_stopping", b"early_stopping", "fine_tune_checkpoint", b"fine_tune_checkpoint", "fine_tune_ckpt_param_map", b"fine_tune_ckpt_param_map", "global_embedding_constraints", b"global_embedding_constraints", "grad_clipping", b"grad_clipping", "grad_scaler", b"grad_scaler", "gradient_accumulation_steps", b"gradient_accumulation_steps", "is_profiling", b"is_profiling", "keep_checkpoint_max", b"keep_checkpoint_max", "log_step_count_steps", b"log_step_count_steps", "mixed_precision", b"mixed_precision", "num_epochs", b"num_epochs", "num_steps", b"num_steps", "on_nan", b"on_nan", "process_timeout_secs", b"process_timeout_secs", "save_checkpoints_epochs", b"save_checkpoints_epochs", "save_checkpoints_steps", b"save_checkpoints_steps", "save_checkpoints_timestamp_interval", b"save_checkpoints_timestamp_interval", "save_checkpoints_timestamp_quorum", b"save_checkpoints_timestamp_quorum", "seed", b"seed", "sparse_optimizer", b"sparse_optimizer", "use_tensorboard", b"use_tensorboard"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["check_all_workers_data_status", b"check_all_workers_data_status", "cuda_matmul_allow_tf32", b"cuda_matmul_allow_tf32", "cudnn_allow_tf32", b"cudnn_allow_tf32", "delta_embedding_dump_config", b"delta_embedding_dump_config", "dense_optimizer", b"dense_optimizer", "early_stopping", b"early_stopping", "fine_tune_checkpoint", b"fine_tune_checkpoint", "fine_tune_ckpt_param_map", b"fine_tune_ckpt_param_map", "global_embedding_constraints", b"global_embedding_constraints", "grad_clipping", b"grad_clipping", "grad_scaler", b"grad_scaler", "gradient_accumulation_steps", b"gradient_accumulation_steps", "half_precision_exchange", b"half_precision_exchange", "is_profiling", b"is_profiling", "keep_checkpoint_max", b"keep_checkpoint_max", "log_step_count_steps", b"log_step_count_steps", "mixed_precision", b"mixed_precision", "num_epochs", b"num_epochs", "num_steps", b"num_steps", "on_nan", b"on_nan", "process_timeout_secs", b"process_timeout_secs", "save_checkpoints_epochs", b"save_checkpoints_epochs", "save_checkpoints_steps", b"save_checkpoints_steps", "save_checkpoints_timestamp_interval", b"save_checkpoints_timestamp_interval", "save_checkpoints_timestamp_quorum", b"save_checkpoints_timestamp_quorum", "seed", b"seed", "sparse_optimizer", b"sparse_optimizer", "use_tensorboard", b"use_tensorboard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["check_all_workers_data_status", b"check_all_workers_data_status", "cuda_matmul_allow_tf32", b"cuda_matmul_allow_tf32", "cudnn_allow_tf32", b"cudnn_allow_tf32", "delta_embedding_dump_config", b"delta_embedding_dump_config", "dense_optimizer", b"dense_optimizer", "early_stopping", b"early_stopping", "fine_tune_checkpoint", b"fine_tune_checkpoint", "fine_tune_ckpt_param_map", b"fine_tune_ckpt_param_map", "global_embedding_constraints", b"global_embedding_constraints", "grad_clipping", b"grad_clipping", "grad_scaler", b"grad_scaler", "gradient_accumulation_steps", b"gradient_accumulation_steps", "is_profiling", b"is_profiling", "keep_checkpoint_max", b"keep_checkpoint_max", "log_step_count_steps", b"log_step_count_steps", "mixed_precision", b"mixed_precision", "num_epochs", b"num_epochs", "num_steps", b"num_steps", "on_nan", b"on_nan", "process_timeout_secs", b"process_timeout_secs", "save_checkpoints_epochs", b"save_checkpoints_epochs", "save_checkpoints_steps", b"save_checkpoints_steps", "save_checkpoints_timestamp_interval", b"save_checkpoints_timestamp_interval", "save_checkpoints_timestamp_quorum", b"save_checkpoints_timestamp_quorum", "save_checkpoints_timestamps", b"save_checkpoints_timestamps", "seed", b"seed", "sparse_optimizer", b"sparse_optimizer", "tensorboard_summaries", b"tensorboard_summaries", "trackers", b"trackers", "use_tensorboard", b"use_tensorboard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["check_all_workers_data_status", b"check_all_workers_data_status", "cuda_matmul_allow_tf32", b"cuda_matmul_allow_tf32", "cudnn_allow_tf32", b"cudnn_allow_tf32", "delta_embedding_dump_config", b"delta_embedding_dump_config", "dense_optimizer", b"dense_optimizer", "early_stopping", b"early_stopping", "fine_tune_checkpoint", b"fine_tune_checkpoint", "fine_tune_ckpt_param_map", b"fine_tune_ckpt_param_map", "global_embedding_constraints", b"global_embedding_constraints", "grad_clipping", b"grad_clipping", "grad_scaler", b"grad_scaler", "gradient_accumulation_steps", b"gradient_accumulation_steps", "half_precision_exchange", b"half_precision_exchange", "is_profiling", b"is_profiling", "keep_checkpoint_max", b"keep_checkpoint_max", "log_step_count_steps", b"log_step_count_steps", "mixed_precision", b"mixed_precision", "num_epochs", b"num_epochs", "num_steps", b"num_steps", "on_nan", b"on_nan", "process_timeout_secs", b"process_timeout_secs", "save_checkpoints_epochs", b"save_checkpoints_epochs", "save_checkpoints_steps", b"save_checkpoints_steps", "save_checkpoints_timestamp_interval", b"save_checkpoints_timestamp_interval", "save_checkpoints_timestamp_quorum", b"save_checkpoints_timestamp_quorum", "save_checkpoints_timestamps", b"save_checkpoints_timestamps", "seed", b"seed", "sparse_optimizer", b"sparse_optimizer", "tensorboard_summaries", b"tensorboard_summaries", "trackers", b"trackers", "use_tensorboard", b"use_tensorboard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,19 +13,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingPlan, ShardingType
+from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
 
 from recgrad.embedding.engine import EmbeddingEngine, EmbeddingTable, IdsLike, PreparedIds, check_specs
 from recgrad.embedding.local.engine import LocalEngine
 from recgrad.embedding.sharded import quiet
 from recgrad.embedding.sharded.choice import OWN, KernelChoice
-from recgrad.embedding.sharded.features import Embedded, FeatureMap, map_features
+from recgrad.embedding.sharded.features import Embedded, FeatureMap, KeyedBags, map_features
 from recgrad.embedding.sharded.fused import FusedKernel
 from recgrad.embedding.sharded.ids import Exchange, bag_jagged, check_ids, ids_per_key, on_device, row_jagged
 from recgrad.embedding.sharded.kernel import ShardKernel, shard_kernels
 from recgrad.embedding.sharded.living import ShardedLivingTable
 from recgrad.embedding.sharded.plan import (
     GROUP,
+    HALVING_SHARDERS,
     POOLED,
     SHARDERS,
     build_collections,
@@ -35,6 +36,7 @@ from recgrad.embedding.sharded.plan import (
 )
 from recgrad.embedding.sharded.replicas import average_gradients
 from recgrad.embedding.sharded.table import Kernel, ShardedTable, place_of, table_name
+from recgrad.embedding.sharded.whole_tables import BagExchange, HeldBags, WholeTables
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.optim.sparse.tables import Update
 
@@ -56,6 +58,8 @@ class ShardedEngine(EmbeddingEngine):
         local_world_size: processes of each machine, for the planner; all of them by default.
         choices: what each table gets (`choose_kernels`); our own kernels if None.
         device: where the model is, and FBGEMM's tables; ids are given on the CPU.
+        group: what ids, vectors and gradients go by, of all ranks; the default group if None.
+        half: vectors travel as FP16 and their gradients as BF16.
     """
 
     def __init__(
@@ -71,8 +75,11 @@ class ShardedEngine(EmbeddingEngine):
         local_world_size: int | None = None,
         choices: Mapping[str, KernelChoice] | None = None,
         device: torch.device | None = None,
+        group: dist.ProcessGroup | None = None,
+        half: bool = False,
     ) -> None:
         super().__init__()
+        self._group = group
         specs = {spec.name: spec for spec in tables}
         self.device = device = device or torch.device("cpu")
         choices = choices or {spec.name: KernelChoice(OWN, spec.sharding_types, None) for spec in tables}
@@ -88,11 +95,16 @@ class ShardedEngine(EmbeddingEngine):
         self._means = torch.tensor(self.features.bag_means) if weighted else None
         self._kernels: list[Kernel] = []
 
+        place_of: dict[str, int] | None = None
+
         def make(config: Any, sequence: bool, replicated: bool) -> Kernel:
             if GROUP in (config.fused_params or {}):
                 kernel: Kernel = FusedKernel(config, specs, choices, seed, sequence=sequence, device=device)
             else:
-                kernel = ShardKernel(config, specs, seed, sequence=sequence, replicated=replicated)
+                places = None if sequence else place_of
+                kernel = ShardKernel(
+                    config, specs, seed, sequence=sequence, replicated=replicated, place_of=places
+                )
             self._kernels.append(kernel)
             return kernel
 
@@ -108,9 +120,11 @@ class ShardedEngine(EmbeddingEngine):
                 local_world_size=local_world_size or self.world_size,
                 device=device,
             )
+            if self.world_size > 1 and not weighted and _all_whole(plan, choices, device):
+                place_of = self.features.place_of_bags
             # In a tuple it is no submodule: TorchRec would put its own prefix before all that the model's
             # state_dict holds, and tables are no module parameters anyway.
-            self._parallel = (_spread(collections, plan, device),)
+            self._parallel = (_spread(collections, plan, device, group, half),)
         self.plan_text = describe_plan(plan, specs, choices)
         placed = [item for module in plan.plan.values() for item in module.items()]
         kinds = {table_name(module): sharding.sharding_type for module, sharding in placed}
@@ -122,6 +136,8 @@ class ShardedEngine(EmbeddingEngine):
             sharding.sharding_type == ShardingType.ROW_WISE.value
             for sharding in plan.plan.get(POOLED, {}).values()
         )
+        pooled = [k for k in self._kernels if isinstance(k, ShardKernel) and not k.sequence]
+        self._whole = None if place_of is None else WholeTables(pooled, group, half)
         self._trainable = frozenset(name for name, spec in specs.items() if spec.trainable)
         self._pending: set[str] = set()
         self._averaged = False
@@ -166,17 +182,23 @@ class ShardedEngine(EmbeddingEngine):
         check_ids(all_values, all_counts, *known)
         return Prepared(self, ids, sequences, rows, all_values, all_counts)
 
-    def exchanges(self, prepared: Prepared) -> dict[str, Exchange]:
+    def exchanges(self, prepared: Prepared) -> dict[str, Exchange | BagExchange]:
         """By TorchRec's collections, ids whose counts are under way; all ranks are to call it."""
         modules: Any = self._parallel[0].module
         jagged = {}
-        if POOLED in modules:
+        found: dict[str, Exchange | BagExchange] = {}
+        if self._whole is not None:
+            assert prepared.ids is not None
+            found[POOLED] = BagExchange(self._whole, prepared.ids)
+        elif POOLED in modules:
             assert prepared.ids is not None
             bags = self._bags(prepared.rows)
             jagged[POOLED] = bag_jagged(prepared.ids, *self.features.bag_inputs, self._means, bags)
         for dim, inputs in self.features.row_inputs.items():
             jagged[single_vectors(dim)] = row_jagged(prepared.values, prepared.counts, *inputs)
-        return {name: Exchange(modules[name], on_device(own, self.device)) for name, own in jagged.items()}
+        for name, own in jagged.items():
+            found[name] = Exchange(modules[name], on_device(own, self.device))
+        return found
 
     def expect_gradients(self) -> None:
         """Note that a backward pass may come: on every rank, because an update is one of all ranks."""
@@ -187,7 +209,7 @@ class ShardedEngine(EmbeddingEngine):
         if not self._even_bags:
             return rows
         most = torch.tensor([rows])
-        dist.all_reduce(most, dist.ReduceOp.MAX)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=self._group)
         return int(most)
 
     def table(self, name: str) -> ShardedTable:
@@ -258,7 +280,7 @@ class ShardedEngine(EmbeddingEngine):
             if kernel.replicated:
                 assert isinstance(kernel.engine, LocalEngine)
                 names = {s.name: limits.get(_whole(s), math.inf) for s in kernel.engine.tables.values()}
-                average_gradients(kernel.engine, names)
+                average_gradients(kernel.engine, names, self._group)
 
     def extra_repr(self) -> str:
         """Tables and ranks in numbers."""
@@ -284,7 +306,7 @@ class Prepared(PreparedIds):
     rows: int
     values: Tensor
     counts: Tensor
-    exchanges: Mapping[str, Exchange] | None = None
+    exchanges: Mapping[str, Exchange | BagExchange] | None = None
 
     def send(self) -> None:
         """Begin to send ids to the ranks that hold their rows; all ranks are to call it."""
@@ -303,21 +325,42 @@ class Prepared(PreparedIds):
         if self.exchanges is None:
             self.send()
         assert self.exchanges is not None
-        found = {name: exchange.look_up() for name, exchange in self.exchanges.items()}
+        found: dict[str, Any] = {name: exchange.look_up() for name, exchange in self.exchanges.items()}
         features = self.engine.features
         vectors = {dim: found[single_vectors(dim)] for dim in features.row_inputs}
-        return Embedded(features, self.rows, self.ids, self.sequences, found.get(POOLED), vectors)
+        bags = found.get(POOLED)
+        if bags is not None and not isinstance(bags, HeldBags):
+            bags = KeyedBags(bags, self.rows)
+        return Embedded(features, self.rows, self.ids, self.sequences, bags, vectors)
 
 
-def _spread(collections: nn.ModuleDict, plan: ShardingPlan, device: torch.device) -> DistributedModelParallel:
+def _spread(
+    collections: nn.ModuleDict,
+    plan: ShardingPlan,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    half: bool,
+) -> DistributedModelParallel:
     """The collections with this rank's shards, as planned; tables hold no parameters that torch could set."""
     return DistributedModelParallel(
         collections,
+        env=None if group is None else ShardingEnv.from_process_group(group),
         device=device,
         plan=plan,
-        sharders=list(SHARDERS),
+        sharders=list(HALVING_SHARDERS if half else SHARDERS),
         init_data_parallel=False,
         init_parameters=False,
+    )
+
+
+def _all_whole(plan: ShardingPlan, choices: Mapping[str, KernelChoice], device: torch.device) -> bool:
+    """Whether all tables whose bags are summed lie whole on a rank, with our kernels, the model on a CPU."""
+    placed = plan.plan.get(POOLED, {})
+    return (
+        device.type == "cpu"
+        and bool(placed)
+        and all(sharding.sharding_type == ShardingType.TABLE_WISE.value for sharding in placed.values())
+        and not any(choices[table_name(module)].fused for module in placed)
     )
 
 

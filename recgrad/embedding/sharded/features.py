@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -54,6 +54,11 @@ class FeatureMap:
     row_inputs: Mapping[int, tuple[tuple[str, ...], tuple[int, ...] | None]]
     smallest: tuple[tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]], ...]
     divided: frozenset[str]
+
+    @property
+    def place_of_bags(self) -> dict[str, int]:
+        """By feature of the EmbeddingBagCollection, the place of its key."""
+        return {own: self.place[name] for name, own in self.feature.items() if name not in self.from_rows}
 
     def limits(self, ids: bool, sequences: bool) -> tuple[Sequence[str], Sequence[int], Sequence[str]]:
         """Keys, with the rows and the name of the smallest table that each is looked up in."""
@@ -135,6 +140,35 @@ def _smallest(
     return tuple(keys), tuple(rows), tuple(names)
 
 
+class Bags(Protocol):
+    """Sums of a rank's bags."""
+
+    def columns(self, features: Sequence[str]) -> Tensor:
+        """[rows, columns of these features side by side]."""
+
+
+class KeyedBags:
+    """Sums of bags in TorchRec's KeyedTensor, of which the first `rows` are this rank's."""
+
+    def __init__(self, keyed: Any, rows: int) -> None:
+        self._keyed = keyed
+        self._rows = rows
+        self._parts: dict[str, Tensor] | None = None
+
+    def columns(self, features: Sequence[str]) -> Tensor:
+        """[rows, columns of these features side by side]."""
+        values: Tensor = self._keyed.values()
+        values = values if len(values) == self._rows else values[: self._rows]
+        if list(features) == self._keyed.keys():
+            return values
+        if self._parts is None:
+            # Split once: a slice for each lookup would get a gradient as large as all of them together.
+            parts = torch.split_with_sizes(values, self._keyed.length_per_key(), dim=1)
+            self._parts = dict(zip(self._keyed.keys(), parts, strict=True))
+        wanted = [self._parts[feature] for feature in features]
+        return wanted[0] if len(wanted) == 1 else torch.cat(wanted, dim=1)
+
+
 class Embedded(EmbeddedIds):
     """Sums of bags and vectors of ids, as TorchRec hands them out.
 
@@ -142,7 +176,7 @@ class Embedded(EmbeddedIds):
         features: which lookup takes which feature.
         rows: of the batch; what TorchRec gives beyond them stems from other ranks' larger batches.
         ids, sequences: what was looked up.
-        bags: TorchRec's KeyedTensor, or None.
+        bags: sums of bags by feature, or None.
         vectors: TorchRec's JaggedTensors by width and feature.
     """
 
@@ -152,7 +186,7 @@ class Embedded(EmbeddedIds):
         rows: int,
         ids: IdsLike | None,
         sequences: IdsLike | None,
-        bags: Any,
+        bags: Bags | None,
         vectors: Any,
     ) -> None:
         self._features = features
@@ -161,7 +195,6 @@ class Embedded(EmbeddedIds):
         self._sequences = sequences
         self._bags = bags
         self._vectors = vectors
-        self._parts: dict[str, Tensor] | None = None
 
     def pooled(self, names: Sequence[str]) -> Tensor:
         """The outputs of these lookups side by side, [rows, sum of dims]."""
@@ -191,17 +224,8 @@ class Embedded(EmbeddedIds):
 
     def _columns(self, names: Sequence[str]) -> Tensor:
         """Bags side by side."""
-        features = [self._features.feature[name] for name in names]
-        values: Tensor = self._bags.values()
-        values = values if len(values) == self._rows else values[: self._rows]
-        if features == self._bags.keys():
-            return values
-        if self._parts is None:
-            # Split once: a slice for each lookup would get a gradient as large as all of them together.
-            parts = torch.split_with_sizes(values, self._bags.length_per_key(), dim=1)
-            self._parts = dict(zip(self._bags.keys(), parts, strict=True))
-        wanted = [self._parts[feature] for feature in features]
-        return wanted[0] if len(wanted) == 1 else torch.cat(wanted, dim=1)
+        assert self._bags is not None
+        return self._bags.columns([self._features.feature[name] for name in names])
 
     def _summed(self, name: str) -> Tensor:
         """The vectors of single ids, added up by bag."""

@@ -42,6 +42,12 @@ class ShardKernel(BaseEmbedding):  # type: ignore[misc]
         seed: of the initial values.
         sequence: give a vector for each id instead of a sum for each bag.
         replicated: every rank holds these tables whole.
+        place_of: by feature, the place of the key that its ids are of, where `look_up` is given the ids of
+            each key once; None where TorchRec gives them, feature by feature.
+
+    Attributes:
+        features, dims: what it gives vectors of, in the order of their columns, and how many each has.
+        places: of the keys that it needs, ascending.
     """
 
     def __init__(
@@ -52,22 +58,29 @@ class ShardKernel(BaseEmbedding):  # type: ignore[misc]
         *,
         sequence: bool,
         replicated: bool,
+        place_of: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         self._config = config
         self.sequence = sequence
         self.replicated = replicated
         tables = [shard_spec(table, i, specs) for i, table in enumerate(config.embedding_tables)]
-        places = [
-            spec.name for spec, table in zip(tables, config.embedding_tables) for _ in table.feature_names
+        held = [(spec, name) for spec, t in zip(tables, config.embedding_tables) for name in t.feature_names]
+        self.features = tuple(name for _, name in held)
+        self.dims = tuple(spec.dim for spec, _ in held)
+        places = range(len(held)) if place_of is None else [place_of[name] for name in self.features]
+        self.places = tuple(sorted(set(places)))
+        self._keys = [str(i) for i in range(len(held))]
+        lookups = [
+            LookupSpec(own, str(place), spec.name, sequence=sequence)
+            for own, place, (spec, _) in zip(self._keys, places, held)
         ]
-        self._keys = [str(i) for i in range(len(places))]
-        lookups = [LookupSpec(key, key, name, sequence=sequence) for key, name in zip(self._keys, places)]
+        keys = [str(place) for place in self.places]
         self.engine = LocalEngine(
             tables,
             lookups,
-            keys=() if sequence else self._keys,
-            sequence_keys=self._keys if sequence else (),
+            keys=() if sequence else keys,
+            sequence_keys=keys if sequence else (),
             seed=seed,
         )
 
@@ -89,10 +102,11 @@ class ShardKernel(BaseEmbedding):  # type: ignore[misc]
             bags = (features.stride(),) * len(self._keys)
             ids = Ids(values, features.lengths(), bags, features.weights_or_none())
             output = self.engine(ids).pooled(self._keys)
-        if torch.is_grad_enabled() and not output.requires_grad:
-            # Backward is a collective: it must run on every rank, also where all tables are frozen.
-            output = output.detach().requires_grad_()
-        return output.to(device)
+        return _with_gradient(output).to(device)
+
+    def look_up(self, ids: Ids) -> Tensor:
+        """[bags, sum of dims]: the sums of bags, from the ids of each key once."""
+        return _with_gradient(self.engine(ids).pooled(self._keys))
 
     def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
         """None: tables are no module parameters."""
@@ -103,6 +117,12 @@ class ShardKernel(BaseEmbedding):  # type: ignore[misc]
 
     def purge(self) -> None:
         """Nothing is cached."""
+
+
+def _with_gradient(output: Tensor) -> Tensor:
+    """Backward is a collective: it must run on every rank, also where all tables are frozen."""
+    wanted = torch.is_grad_enabled() and not output.requires_grad
+    return output.detach().requires_grad_() if wanted else output
 
 
 @contextmanager
@@ -178,6 +198,7 @@ class _OwnKernels:
     """What our sharders have in common, before TorchRec's in the order of classes."""
 
     collection: ClassVar[Any]
+    qcomm_codecs_registry: Any  # how tensors travel, of TorchRec's sharder
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """What our kernels know; TorchRec itself leaves row-wise out on CPUs."""
@@ -196,6 +217,7 @@ class _OwnKernels:
             module=module,
             table_name_to_parameter_sharding=params,
             env=env,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
             device=device,
             module_fqn=module_fqn,
         )

@@ -24,6 +24,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recgrad.embedding.sharded.choice import FUSED_UVM, OWN, KernelChoice
+from recgrad.embedding.sharded.halves import codecs
 from recgrad.embedding.sharded.kernel import KERNEL, PooledSharder, SequenceSharder
 from recgrad.embedding.sharded.table import module_name, table_name
 from recgrad.embedding.spec import TableSpec
@@ -37,6 +38,10 @@ GPU_RESERVED = 0.2  # of a GPU's memory, for all that is no table
 GROUP = "recgrad_group"
 """Of a table's fused_params: tables with the same share one module of FBGEMM."""
 SHARDERS: tuple[Any, ...] = (PooledSharder(), SequenceSharder())
+HALVING_SHARDERS: tuple[Any, ...] = tuple(
+    kind(qcomm_codecs_registry=codecs()) for kind in (PooledSharder, SequenceSharder)
+)
+"""What makes collections whose vectors and gradients travel in half precision."""
 
 
 def build_collections(

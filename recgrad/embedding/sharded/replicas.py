@@ -23,7 +23,9 @@ from recgrad.embedding.local.layout import (
 from recgrad.embedding.local.pending import SUMMED, Source
 
 
-def average_gradients(engine: LocalEngine, limits: dict[str, float]) -> None:
+def average_gradients(
+    engine: LocalEngine, limits: dict[str, float], exchange: dist.ProcessGroup | None = None
+) -> None:
     """Replace the waiting gradients of each rank by the mean over the ranks, row by row.
 
     Each rank sums its own gradients by row, all ranks exchange these sums, and each adds them
@@ -32,21 +34,24 @@ def average_gradients(engine: LocalEngine, limits: dict[str, float]) -> None:
     Args:
         engine: the copies on this rank.
         limits: by table, the largest element that a gradient may have before it is summed.
+        exchange: what the sums go by; the default group if None.
     """
     ranks = dist.get_world_size()  # a limit is for gradients of the mean; these are not divided yet
     for group in engine.groups.values():
-        _average(group, {i: limits[t.name] * ranks for i, t in enumerate(group.tables) if t.name in limits})
+        own = {i: limits[t.name] * ranks for i, t in enumerate(group.tables) if t.name in limits}
+        _average(group, own, exchange)
 
 
-def _average(group: DimGroup, limits: dict[int, float]) -> None:
+def _average(group: DimGroup, limits: dict[int, float], exchange: dist.ProcessGroup | None) -> None:
     sums = group.reduce(limits)
     keys = _waiting_rows(group)
     group.clear()
-    counts = _gather_counts(len(keys))
+    counts = _gather_counts(len(keys), exchange)
     widest = max(counts)
     if widest == 0:
         return
-    keys, sums = _gather(keys, widest, counts), _gather(sums, widest, counts) / len(counts)
+    keys = _gather(keys, widest, counts, exchange)
+    sums = _gather(sums, widest, counts, exchange) / len(counts)
     # Sorted by table, and within a table by rank, so that every rank adds up in the same order.
     order = torch.argsort(keys[:, 0], stable=True)
     keys, sums = keys[order], sums[order].contiguous()
@@ -72,16 +77,16 @@ def _waiting_rows(group: DimGroup) -> Tensor:
     )
 
 
-def _gather_counts(count: int) -> list[int]:
+def _gather_counts(count: int, exchange: dist.ProcessGroup | None) -> list[int]:
     counts = torch.zeros(dist.get_world_size(), dtype=torch.int64)
-    dist.all_gather_single(counts, torch.tensor([count]))
+    dist.all_gather_single(counts, torch.tensor([count]), group=exchange)
     return [int(c) for c in counts.tolist()]
 
 
-def _gather(own: Tensor, widest: int, counts: list[int]) -> Tensor:
+def _gather(own: Tensor, widest: int, counts: list[int], exchange: dist.ProcessGroup | None) -> Tensor:
     """The rows of all ranks, rank after rank."""
     padded = own.new_zeros(widest, own.shape[1])
     padded[: len(own)] = own
     everyone = own.new_empty(len(counts) * widest, own.shape[1])
-    dist.all_gather_single(everyone, padded)
+    dist.all_gather_single(everyone, padded, group=exchange)
     return torch.cat([everyone[i * widest : i * widest + count] for i, count in enumerate(counts)])

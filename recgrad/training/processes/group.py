@@ -79,6 +79,7 @@ class _Group(Processes):
                 f"device: rank 0 computes on {kinds[0]}, rank {other} on {kinds[other]}; "
                 "give all of them --device cpu, or as many GPUs as processes to every machine"
             )
+        self.share_memory()
 
     def leave(self) -> None:
         """Wait until all ranks have done their work, however long one takes."""
@@ -131,7 +132,8 @@ class _Group(Processes):
             pause = min(2 * pause, 1.0)
 
     def close(self) -> None:
-        """Give back the process group, the thread and the store."""
+        """Give back the memory, the process group, the thread and the store."""
+        self.leave_memory()
         with suppress(Exception):
             if dist.is_initialized():
                 dist.destroy_process_group()

@@ -22,7 +22,8 @@ EVERY_SECS = 0.25
 MANY_RANKS = 64
 MANY_EVERY_SECS = 1.0
 # Where a frame on top means that the process waits for others.
-COLLECTIVES = (f"torch{os.sep}distributed{os.sep}", f"torchrec{os.sep}distributed{os.sep}")
+RINGS = f"{os.sep}processes{os.sep}rings.py"
+COLLECTIVES = (f"torch{os.sep}distributed{os.sep}", f"torchrec{os.sep}distributed{os.sep}", RINGS)
 PR_SET_PDEATHSIG = 1
 OWN_CODE = f"{os.sep}recgrad{os.sep}"
 

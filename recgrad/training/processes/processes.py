@@ -16,7 +16,9 @@ from torch.distributed import distributed_c10d
 from recgrad.errors import RecgradError
 from recgrad.training.processes.device import CPU
 from recgrad.training.processes.environment import Environment
-from recgrad.training.processes.heartbeat import Pulse
+from recgrad.training.processes.heartbeat import Pulse, host_identity
+from recgrad.training.processes.rings import Rings, open_rings
+from recgrad.training.processes.shared_group import build_shared_group
 
 _log = logging.getLogger("recgrad.training")
 
@@ -34,6 +36,7 @@ class Processes:
         is_main: whether this is rank 0, which talks and writes.
         distributed: whether a launcher started the run, so that there is a process group.
         device: where this rank computes the dense half of its model.
+        group: what the collectives of a step go by, where it is faster than the default group; else None.
     """
 
     def __init__(self, environment: Environment | None = None, device: torch.device = CPU) -> None:
@@ -47,6 +50,8 @@ class Processes:
         self.distributed = environment.distributed
         self.is_main = self.rank == 0
         self.timeout_secs = DEFAULT_TIMEOUT_SECS
+        self.group: dist.ProcessGroup | None = None
+        self._rings: Rings | None = None
         self._pulse = Pulse(self.rank)
         self.doing = self._pulse.doing
 
@@ -57,13 +62,34 @@ class Processes:
         self.timeout_secs = timeout_secs
         if self.distributed:
             _set_group_timeout(timedelta(seconds=timeout_secs))
+        if self._rings is not None:
+            self._rings.timeout_secs = timeout_secs
+
+    def share_memory(self) -> None:
+        """Have the collectives of steps go through memory, where all ranks compute on CPUs of one machine."""
+        if self.world_size == 1 or self.device.type != "cpu":
+            return
+        opened = open_rings(
+            self.rank, self.world_size, self.gather, machine=host_identity(), timeout_secs=self.timeout_secs
+        )
+        if isinstance(opened, str):
+            if self.is_main:
+                _log.info("the ranks exchange by gloo, not through shared memory: %s", opened)
+            return
+        self._rings = opened
+        self.group = build_shared_group(opened)
+
+    def leave_memory(self) -> None:
+        """Let the others see that this rank takes no further part; once it fails, or all are done."""
+        if self._rings is not None:
+            self._rings.close()
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """The sums over ranks, in float64; all ranks get the same bits."""
         if not self.distributed:
             return [float(value) for value in values]
         total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self.group)
         return total.tolist()
 
     def gather(self, value: Any) -> list[Any]:
@@ -107,7 +133,7 @@ class Processes:
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         if self.distributed:
-            dist.all_reduce(torch.zeros(1))
+            dist.all_reduce(torch.zeros(1), group=self.group)
 
     def average_(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its mean over ranks; all ranks get the same bits.
@@ -128,7 +154,7 @@ class Processes:
         kind = bucket[0].dtype
         sum_kind = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
         flat = torch.cat([tensor.detach().reshape(-1).to(sum_kind) for tensor in bucket])
-        dist.all_reduce(flat)
+        dist.all_reduce(flat, group=self.group if flat.device.type == "cpu" else None)
         flat.div_(self.world_size)
         parts = torch.split_with_sizes(flat, [tensor.numel() for tensor in bucket])
         for tensor, part in zip(bucket, parts):
