@@ -1,6 +1,6 @@
 """The dense half against its own matrix products: how near a step comes to torch's products alone.
 
-    python benchmarks/dense.py [--json FILE] [--rounds N] [--only deepfm mmoe dssm din]
+    python benchmarks/dense.py [--json FILE] [--rounds N] [--only deepfm mmoe dssm din] [--layers]
 
 DeepFM (deep 512-256-128 over 13 numbers and 26 ids of dim 16, final 64, batch 8192) is a whole loop that
 reads a parquet file, logs and computes metrics; MMoE (3 experts 512-256-128, 2 towers 256-128-64, batch 8192)
@@ -8,7 +8,8 @@ and DSSM (two towers 512-256-128 to 64, the other rows of 4096 as negatives) are
 optimizers included, of batches in memory. Beside each the matrix products that its network needs, forward
 and backward, done by torch with nothing between them. DIN's attention (256-64 over histories of up to 100
 positions, dim 48) is held against the rate of torch's square product, the machine's best. Everything in
-turn, in one process; medians.
+turn, in one process; medians. `--layers` shows instead what linear layers with ReLU cost by products of our
+own, by torch's with one pass after each, and by torch's operations, forward and backward.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 
 import models
 import numpy as np
@@ -27,11 +29,16 @@ from google.protobuf import text_format
 from peers.bounds import Product, interleaved, layer_products, operations, product_rate, product_times
 from peers.din import ATTENTION, DIM, DIN_BATCH, DIN_ROWS
 from results.bars import Bar, describe_bar, write_bars
+from torch import nn
 from train import attention_operations, criteo_config, loop_seconds
 
 from recgrad.config.proto.model_pb2 import ModelConfig
 from recgrad.models.build import build_model
+from recgrad.nn import relu_layers
 from recgrad.nn.encoders.din import DINEncoder
+from recgrad.nn.mlp import MLP
+from recgrad.nn.moe import Experts
+from recgrad.nn.relu_layers import join
 from recgrad.optim.sparse import Adagrad
 from recgrad.synth import write_synth
 from recgrad.training.assembly import build_training
@@ -41,6 +48,7 @@ from recgrad.training.task import Task
 ROWS, DSSM_ROWS, LOOP_STEPS = 8192, 4096, 20
 NUMBERS, IDS = 13, 26 * 16
 BIG = "hidden_units: [512, 256, 128]"
+LAYERS = ((1, [512, 256, 128]), (3, [512, 256, 128]), (8, [128, 64]), (8, [64, 32]), (4, [32, 16]))
 TOWERS = "".join(
     f"task_towers {{ tower_name: '{name}' label_name: '{name}' mlp {{ hidden_units: [256, 128, 64] }} "
     f"losses {{ binary_cross_entropy {{}} }} }}"
@@ -81,10 +89,18 @@ def update_of(text: str, rows: int) -> Callable[[], float]:
 
 
 def share_of_products(
-    name: str, step: Callable[[], float], products: list[Product], rows: int, goal: float, rounds: int
+    name: str,
+    step: Callable[[], float],
+    products: list[Product],
+    rows: int,
+    goal: float,
+    rounds: int,
+    repeats: int = 1,
 ) -> Bar:
-    """A step against its products."""
-    seconds = interleaved({"step": step, "products": product_times(products)}, rounds)
+    """A step, or the mean of `repeats` steps, against as many times its products."""
+    once = product_times(products)
+    again = lambda: mean(once() for _ in range(repeats))  # noqa: E731
+    seconds = interleaved({"step": step, "products": again}, rounds)
     share, flops = seconds["products"] / seconds["step"], operations(products)
     speed, most = (rows / seconds[key] for key in ("step", "products"))
     rate = flops / seconds["products"] / 1e9
@@ -103,7 +119,7 @@ def deepfm(rounds: int) -> Bar:
         loop_seconds(config, training, Path(folder), 5)
         step = lambda: loop_seconds(config, training, Path(folder), LOOP_STEPS)[0]  # noqa: E731
         products = layer_products(ROWS, NUMBERS + IDS, 512, 256, 128) + layer_products(ROWS, 1 + 16 + 128, 64)
-        return share_of_products("DeepFM", step, products, ROWS, 0.85, rounds)
+        return share_of_products("DeepFM", step, products, ROWS, 0.85, rounds, LOOP_STEPS)
 
 
 def mmoe(rounds: int) -> Bar:
@@ -145,6 +161,40 @@ def din(rounds: int) -> Bar:
     return Bar("dense: DIN's attention over the product peak", rate / peak, 0.75, at_least=True)
 
 
+def layer_step(block: nn.Module, kind: str) -> Callable[[], float]:
+    """A function that runs a block forward and backward in one of the ways."""
+    x = join([torch.randn(ROWS, NUMBERS), torch.randn(ROWS, IDS)]).requires_grad_()
+
+    def step() -> float:
+        relu_layers.MIN_OUTPUTS = 1 << 60 if kind == "torch" else 1
+        relu_layers.own_products = lambda: kind == "own"
+        block.zero_grad()
+        x.grad = None
+        start = time.perf_counter()
+        out = block(x)
+        out.backward(torch.ones_like(out))
+        return time.perf_counter() - start
+
+    step()
+    return step
+
+
+def show_layers(rounds: int) -> None:
+    """Milliseconds of layers by each of the ways."""
+    print(f"{ROWS} rows of {NUMBERS + IDS} columns, ms{'own':>23}{'passes':>10}{'torch':>10}")
+    for count, units in (
+        (1, [512, 256, 128]),
+        (3, [512, 256, 128]),
+        (8, [128, 64]),
+        (8, [64, 32]),
+        (4, [32, 16]),
+    ):
+        block = MLP(NUMBERS + IDS, units) if count == 1 else Experts(count, NUMBERS + IDS, units)
+        seconds = interleaved({k: layer_step(block, k) for k in ("own", "passes", "torch")}, 3 * rounds)
+        name = f"{count} × {'-'.join(map(str, units))}"
+        print(f"{name:40}" + "".join(f"{1e3 * of_kind:10.1f}" for of_kind in seconds.values()), flush=True)
+
+
 PARTS = {"din": din, "mmoe": mmoe, "dssm": dssm, "deepfm": deepfm}
 
 
@@ -153,9 +203,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--layers", action="store_true")
     args = parser.parse_args()
     threads = set_up_process()
     print(f"{threads} threads, torch {torch.__version__}")
+    if args.layers:
+        show_layers(args.rounds)
+        return 0
     bars = [PARTS[name](args.rounds) for name in args.only]
     print()
     print("\n".join(map(describe_bar, bars)))

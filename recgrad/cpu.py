@@ -27,3 +27,22 @@ def read_flags() -> frozenset[str]:
             return parse_flags(file.read(65536))
     except OSError:
         return frozenset()
+
+
+def parse_vendor(cpuinfo: str) -> str:
+    """Who made the first processor in the text of /proc/cpuinfo; empty where it does not say."""
+    for line in cpuinfo.splitlines():
+        name, colon, vendor = line.partition(":")
+        if colon and name.strip() == "vendor_id":
+            return vendor.strip()
+    return ""
+
+
+@lru_cache(maxsize=1)
+def read_vendor() -> str:
+    """Who made this machine's CPU, such as AuthenticAMD; empty where that is not known."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            return parse_vendor(file.read(65536))
+    except OSError:
+        return ""

@@ -134,12 +134,11 @@ def store_half(context: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.float32), generate
 
 
-# --- a number in the two lowest bits of sixteen floats ---
+# --- a number in the two lowest bits of sixteen floats: its lower half in the lowest bits ---
 
 _LANES = ir.VectorType(_I32, LANES)
-_THREES = ir.Constant(_LANES, [3] * LANES)
-_OTHERS = ir.Constant(_LANES, [-4] * LANES)  # all bits but the two lowest
-_SHIFTS = ir.Constant(_LANES, list(range(0, 32, 2)))
+_NONE, _ONES, _TWOS, _OTHERS = (ir.Constant(_LANES, [value] * LANES) for value in (0, 1, 2, -4))
+_LOWER, _UPPER = (ir.Constant(_LANES, list(range(first, first + LANES))) for first in (0, LANES - 1))
 
 
 @intrinsic
@@ -162,9 +161,13 @@ def packed_i32(context: Any, address: Any) -> Any:
     """The int32 in the two lowest bits of sixteen float32."""
 
     def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
-        bits = b.shl(b.and_(b.load(_pointer(b, args[0], _LANES), align=4), _THREES), _SHIFTS)
-        kind = ir.FunctionType(_I32, [_LANES])
-        return b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.vector.reduce.or.v16i32"), [bits])
+        bits = b.load(_pointer(b, args[0], _LANES), align=4)
+        # Comparisons of sixteen lanes are sixteen bits: an instruction or two, unlike a sum over the lanes.
+        low, high = (
+            b.zext(b.bitcast(b.icmp_signed("!=", b.and_(bits, mask), _NONE), ir.IntType(LANES)), _I32)
+            for mask in (_ONES, _TWOS)
+        )
+        return b.or_(low, b.shl(high, _I32(LANES)))
 
     return types.int32(types.int64), generate
 
@@ -174,8 +177,9 @@ def store16_packed(context: Any, address: Any, value: Any, number: Any) -> Any:
     """Write sixteen float32, and an int32 into their two lowest bits."""
 
     def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
-        low = b.and_(b.lshr(build_splat(b, args[2], LANES), _SHIFTS), _THREES)
-        bits = b.or_(b.and_(b.bitcast(args[1], _LANES), _OTHERS), low)
+        number = build_splat(b, args[2], LANES)
+        low, high = b.and_(b.lshr(number, _LOWER), _ONES), b.and_(b.lshr(number, _UPPER), _TWOS)
+        bits = b.or_(b.and_(b.bitcast(args[1], _LANES), _OTHERS), b.or_(low, high))
         b.store(bits, _pointer(b, args[0], _LANES), align=4)
         return context.get_dummy_value()
 

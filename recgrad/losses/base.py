@@ -25,6 +25,7 @@ class Loss(nn.Module):
         takes_labels: whether it learns classes or values that rows are labelled with.
         takes_candidates: whether it learns an item's score against those of others, as two-tower models do.
         over_vectors: whether it takes vectors instead of scores from models that have them.
+        takes_vectors: whether it can, and gives the same, without a matrix of all scores.
         takes_codes: whether it is of semantic-id models, see `recgrad.losses.codes`.
         labels: what labels must be: 0 or 1, a class's number, or any number.
         needs_session: whether `session` must be given.
@@ -42,6 +43,7 @@ class Loss(nn.Module):
     labels: ClassVar[Literal["binary", "classes", "numbers"]] = "numbers"
     needs_session: ClassVar[bool] = False
     corrects_sampling: bool = False
+    takes_vectors: bool = False
     session_name: str | None = None
     config_name: str = ""
 

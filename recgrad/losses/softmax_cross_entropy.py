@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 from recgrad.limits import Share
 from recgrad.losses import LOSSES
-from recgrad.losses.base import Loss, class_labels
+from recgrad.losses.base import Loss, at_least_single, class_labels
 from recgrad.losses.candidates import sampled_softmax, split_own
+from recgrad.losses.chunked_softmax import chunked_softmax
 
 
 @LOSSES.register("softmax_cross_entropy")
@@ -36,6 +37,9 @@ class SoftmaxCrossEntropy(Loss):
         super().__init__()
         self.label_smoothing = label_smoothing
         self.corrects_sampling = log_q_correction
+        # Not where a class of one's own computes rows in another way.
+        plain = type(self).rows is SoftmaxCrossEntropy.rows and type(self).forward is Loss.forward
+        self.takes_vectors = plain and not (label_smoothing or log_q_correction)
 
     def rows(self, logits: Tensor, labels: Tensor, session: Tensor | None) -> Tensor:
         """The cross entropy of each row."""
@@ -43,6 +47,18 @@ class SoftmaxCrossEntropy(Loss):
         if not self.label_smoothing:
             return F.cross_entropy(logits, classes, reduction="none")
         return sampled_softmax(*split_own(logits, classes), smoothing=self.label_smoothing)
+
+    def compare_vectors(
+        self,
+        users: Tensor,
+        items: Tensor,
+        own: Tensor,
+        own_rows: Tensor | None = None,
+        log_counts: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of each row, some rows at a time, so that no matrix of all scores is held."""
+        users, items = at_least_single(users), at_least_single(items)
+        return chunked_softmax(users, items, own, own_rows=own_rows, log_counts=log_counts)
 
     def predict(self, logits: Tensor) -> Tensor:
         """Softmax over classes, [rows, classes]."""

@@ -21,13 +21,19 @@ from recgrad.data.batch import Batch
 from recgrad.data.features.spec import FeatureSpec
 from recgrad.embedding.engine import EmbeddingEngine, EngineMaker
 from recgrad.errors import ConfigError
+from recgrad.kernels.compile import Wanted
 from recgrad.models.batch_ids import PreparedBatch
 from recgrad.models.feature_groups import FeatureGroups
 from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.group_plan import FeatureGroup
 from recgrad.models.inputs import Inputs, Parts
 from recgrad.models.tasks import TaskSpec
+from recgrad.nn import layer_products, mix_kernels, relu_kernels
+from recgrad.nn.mlp import MLP
+from recgrad.nn.moe import Experts, ExtractionLayer, MMoE
+from recgrad.nn.relu_layers import own_products
 from recgrad.nn.variational_dropout import VariationalDropout
+from recgrad.optim.sparse import SparseOptimizer
 from recgrad.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -202,6 +208,19 @@ class Model(nn.Module):
     def prepare(self, batch: Batch) -> PreparedBatch | None:
         """The ids of a batch, for `forward`, on their way; other ranks are not asked. None without ids."""
         return None if self.engine is None else self.groups.ids.prepare(batch, self.engine)
+
+    def kernels(self, optimizer: SparseOptimizer | None) -> list[Wanted]:
+        """What the first steps with an optimizer of the tables will need compiled, where that is known."""
+        found = [] if self.engine is None else self.engine.kernels(optimizer)
+        if self.groups.device.type != "cpu":
+            return found
+        own = own_products()
+        blocks = [block for block in self.modules() if isinstance(block, MLP | Experts if own else Experts)]
+        if any(type(module) is nn.ReLU for block in blocks for module in block.modules()):
+            found += (layer_products if own else relu_kernels).kernels()
+        if any(isinstance(block, MMoE | ExtractionLayer) for block in self.modules()):
+            found += mix_kernels.kernels()
+        return found
 
     def dense_half(self, parts: Parts) -> dict[str, Tensor]:
         """All that follows the embedding lookup: a function of tensors alone."""

@@ -19,11 +19,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from recgrad.kernels.compile import Wanted
 from recgrad.models.base import MODELS, Model
 from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.inputs import Inputs
-from recgrad.nn.fm import factorization_machine, split_fields
+from recgrad.nn import fm_kernels
+from recgrad.nn.fm import factorization_machine, interacting, split_fields
 from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.optim.sparse import SparseOptimizer
 
 
 @MODELS.register("deepfm")
@@ -48,6 +51,7 @@ class DeepFM(Model):
         self.fm_dim = self.groups.field_dim(
             self.fm_group, "give them one embedding_dim, or list those that have one in a group 'fm'"
         )
+        self.fm_span = self.groups.span_within(self.fm_group, "deep")
         self.deep = MLP(self.groups.dim("deep"), **deep)
         classes = self.tasks[0].num_logits
         self.adds_up = final is None and classes == 1
@@ -55,11 +59,23 @@ class DeepFM(Model):
         self.final = MLP(width, **(final or {}))
         self.output = nn.Linear(self.final.out_features, classes)
 
+    def kernels(self, optimizer: SparseOptimizer | None) -> list[Wanted]:
+        """Those of the factorization machine beside those of all models."""
+        found = super().kernels(optimizer)
+        if self.fm_span is not None and self.groups.device.type == "cpu":
+            found += fm_kernels.kernels()
+        return found
+
     def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""
         wide = inputs["wide"].sum(1, keepdim=True)
-        fm = factorization_machine(split_fields(inputs[self.fm_group], self.fm_dim))
-        deep = self.deep(inputs["deep"])
+        x = inputs["deep"]
+        if self.fm_span is None or len(self.variational):
+            fm = factorization_machine(split_fields(inputs[self.fm_group], self.fm_dim))
+        else:  # dropout has not made the groups differ: the FM's fields are columns of the deep input
+            first, last = self.fm_span
+            fm, x = interacting(x, first, (last - first) // self.fm_dim, self.fm_dim)
+        deep = self.deep(x)
         if self.adds_up:
             return self.head(wide + fm.sum(1, keepdim=True) + self.output(deep))
         return self.head(self.output(self.final(torch.cat([wide, fm, deep], dim=1))))

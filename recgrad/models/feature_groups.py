@@ -34,6 +34,7 @@ from recgrad.models.group_plan import (
 from recgrad.models.inputs import Inputs, Parts, PositionParts, RowParts, SequenceInput, SequenceParts
 from recgrad.nn.encoders.base import SequenceEncoder, SequenceFields, build_encoder
 from recgrad.nn.jagged import Segments, segment_mean, segment_sum
+from recgrad.nn.relu_layers import join
 
 ONE_DIM = "give them one embedding_dim"
 
@@ -128,6 +129,21 @@ class FeatureGroups(nn.Module):
     def dim(self, group: str) -> int:
         """Columns of a DEEP or WIDE group."""
         return sum(self.widths(group).values())
+
+    def span_within(self, group: str, other: str) -> tuple[int, int] | None:
+        """The columns of row group `other` that are all of `group`; None where it is not one part of it."""
+        if group == other:
+            return 0, self.dim(group)
+        fields, within = self.plan.rows[group], self.plan.rows[other]
+        count = len(fields.lookups)
+        found = [i for i in range(len(within.lookups)) if within.lookups[i : i + count] == fields.lookups]
+        only_lookups = 0 < count == len(fields.widths) and not self._encoders(group)
+        if not (found and only_lookups) or {group, other} & self.plan.summed:
+            return None
+        place = len(within.raw) + len(within.embedded) + found[0]
+        widths = list(within.widths.values())
+        first = sum(widths[:place])
+        return first, first + sum(widths[place : place + count])
 
     def field_dim(self, group: str, remedy: str = ONE_DIM) -> int:
         """The width that all fields of a group have; an error with the remedy where they differ."""
@@ -328,7 +344,7 @@ class FeatureGroups(nn.Module):
     def _combined(self, group: str, columns: Sequence[Tensor]) -> Tensor:
         """The fields of a row group as the model sees them: side by side, or added up."""
         if group not in self.plan.summed:
-            return _joined(columns)
+            return join(columns)
         width = self.dim(group)
         # All sizes are said, since those of no rows cannot be inferred.
         fields = [part.reshape(part.shape[0], part.shape[1] // width, width) for part in columns]

@@ -30,6 +30,10 @@ MOST_SCALE = 100.0
 """What a learned temperature's reciprocal is kept below, as CLIP has it (Radford et al. 2021)."""
 
 
+MANY_ROWS = 512
+"""With so many rows losses may compare vectors some rows at a time, instead of a matrix of all scores."""
+
+
 class TwoTowers(Model):
     """A model that compares a user's vector with those of items.
 
@@ -64,6 +68,12 @@ class TwoTowers(Model):
             raise ValueError(f"temperature must be above 0, got {temperature}")
         losses = [loss for task in self.tasks for loss in task.losses]
         self.over_vectors = any(loss.over_vectors for loss in losses)
+        # Scores of all pairs are for training metrics, and for losses that do not do without their matrix.
+        self.vectors_do = (
+            similarity != "EUCLID"
+            and all(loss.takes_vectors for loss in losses)
+            and not any(task.train_metrics for task in self.tasks)
+        )
         self.corrects_sampling = any(loss.corrects_sampling for loss in losses)
         if self.over_vectors and len(losses) > 1:
             raise ValueError("full_softmax sees all items and other losses would see none; keep one of them")
@@ -125,6 +135,11 @@ class TwoTowers(Model):
             return _with_counts(vectors, comparison)
         corrects = self.training and self.corrects_sampling
         log_counts = comparison.log_counts if corrects and comparison is not None else None
+        many = own.shape[0] >= MANY_ROWS and not _excludes(comparison)
+        if self.in_batch_negative and self.training and self.vectors_do and many:
+            logits = self._pairwise(users, own)[:, None]
+            diagonal = torch.arange(own.shape[0], device=own.device)
+            return {"logits": logits, "users": users * self.scale, "items": own, "own": diagonal}
         if self.in_batch_negative:
             matrix = _without(self._matrix(users, own), comparison)
             logits = own_first(matrix)
@@ -245,9 +260,14 @@ def _with_counts(outputs: dict[str, Tensor], comparison: Comparison) -> dict[str
     return {**outputs, "log_counts": comparison.log_counts}
 
 
+def _excludes(comparison: Comparison | None) -> bool:
+    """Whether some rows are not compared with some items."""
+    return comparison is not None and comparison.excluded.shape[0] > 0
+
+
 def _without(matrix: Tensor, comparison: Comparison | None) -> Tensor:
     """The matrix with −inf where rows are not compared; it is changed in place, since nobody else has it."""
-    if comparison is None or not comparison.excluded.shape[0]:
+    if comparison is None or not _excludes(comparison):
         return matrix
     at = (comparison.excluded[:, 0], comparison.excluded[:, 1])
     return matrix.index_put_(at, matrix.new_tensor(-torch.inf))

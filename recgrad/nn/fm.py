@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from recgrad.nn.relu_layers import runs_kernels
+
+MIN_FIELDS = 1 << 14  # numbers in all fields: below, torch's operations are as fast
 
 
 def factorization_machine(fields: Tensor) -> Tensor:
@@ -14,6 +22,55 @@ def factorization_machine(fields: Tensor) -> Tensor:
     """
     total = fields.sum(1)
     return 0.5 * (total * total - (fields * fields).sum(1))
+
+
+def interacting(x: Tensor, first: int, fields: int, dim: int) -> tuple[Tensor, Tensor]:
+    """`factorization_machine` of columns of x, [rows, dim], and x itself, for what else reads it.
+
+    Whoever takes x from here leaves its gradient here as well, where one pass adds that of the
+    interactions; elsewhere autograd would write both and then add them.
+
+    Args:
+        x: [rows, width].
+        first: the column where the fields begin.
+        fields: how many lie there side by side.
+        dim: width of a field.
+    """
+    if runs_kernels(x) and x.dim() == 2 and x.shape[0] * fields * dim >= MIN_FIELDS:
+        return _Interacting.apply(x, first, fields, dim)  # type: ignore[no-any-return, no-untyped-call]
+    return factorization_machine(split_fields(x[:, first : first + fields * dim], dim)), x
+
+
+class _Interacting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, first: int, fields: int, dim: int) -> tuple[Tensor, Tensor]:
+        # Imported here, since it brings numba along.
+        from recgrad.nn.fm_kernels import interactions
+
+        ctx.place = (first, fields)
+        ctx.set_materialize_grads(False)
+        rows = x if x.stride(1) == 1 else x.contiguous()
+        out = x.new_empty(x.shape[0], dim)
+        interactions(rows, first, fields, out)
+        ctx.save_for_backward(rows)
+        return out, x
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, of_y: Tensor | None, other: Tensor | None
+    ) -> tuple[Tensor | None, None, None, None]:
+        from recgrad.nn.fm_kernels import interactions_backward
+
+        if of_y is None:
+            return other, None, None, None
+        (x,) = ctx.saved_tensors
+        out = torch.empty(x.shape)
+        if other is not None and other.stride(1) != 1:
+            other = other.contiguous()
+        first, fields = ctx.place
+        interactions_backward(x, first, fields, of_y.contiguous(), other, out)
+        return out, None, None, None
 
 
 def split_fields(x: Tensor, dim: int) -> Tensor:

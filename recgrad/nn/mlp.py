@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from recgrad.limits import Count, SettingsOf, Share, keep_limits
 from recgrad.nn.activation import build_activation
+from recgrad.nn.relu_layers import fits, relu_layers
 
 
 @keep_limits
@@ -60,6 +61,19 @@ class MLP(nn.Sequential):
             width = units
         self.out_features = width
 
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., out_features] of x [..., in_features]."""
+        modules, place = list(self), 0
+        while place < len(modules):
+            linear = _relu_run(modules[place:])
+            if linear and fits(x, linear[0].weight):
+                x = relu_layers(x, [(layer.weight, layer.bias) for layer in linear])
+                place += 2 * len(linear)
+            else:
+                x = modules[place](x)
+                place += 1
+        return x
+
     def layer_outputs(self, x: Tensor) -> list[Tensor]:
         """The output of every layer; the last is what calling the block gives."""
         outputs: list[Tensor] = []
@@ -81,6 +95,23 @@ class MLP(nn.Sequential):
         if len(linear) != len(after) or any(type(module) is not nn.ReLU for module in after):
             return None
         return [module for module in linear if isinstance(module, nn.Linear)]
+
+
+def _relu_run(modules: Sequence[nn.Module]) -> list[nn.Linear]:
+    """The linear layers that these begin with and ReLU follows, as far as no hook waits for an output."""
+    run: list[nn.Linear] = []
+    for linear, relu in zip(modules[::2], modules[1::2], strict=False):
+        if type(linear) is not nn.Linear or type(relu) is not nn.ReLU or _has_hooks(linear, relu):
+            break
+        run.append(linear)
+    return run
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _has_hooks(*modules: nn.Module) -> bool:
+    return any(getattr(module, kind) for module in modules for kind in _HOOKS)
 
 
 MLPSettings = Annotated[Mapping[str, Any], SettingsOf(MLP, filled=("hidden_units",))]

@@ -1,4 +1,4 @@
-"""Mixtures of experts: all experts in one multiplication a layer."""
+"""Mixtures of experts: the first layer of all experts is one product."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from torch.nn import functional as F
 
 from recgrad.limits import FILLED, Count, Parts, Range, SettingsOf, Share, keep_limits
 from recgrad.nn.activation import Dice, build_activation
+from recgrad.nn.mixing import mix_experts
 from recgrad.nn.mlp import MLPSettings, dropout_ratios
+from recgrad.nn.relu_layers import fits, relu_layers
 
 
 @keep_limits
 class Experts(nn.Module):
     """`count` MLPs of equal shape on one input, as [rows, count, out_features].
 
-    Equal to as many `MLP`s: the first layer is one wide linear layer, each further layer one batched
-    multiplication; norms and activations have weights of their own for each expert.
+    Equal to as many `MLP`s: the first layer is one wide linear layer, each further layer a product for each
+    expert where ReLU follows (`relu_layers`), else one batched multiplication; norms and activations have
+    weights of their own for each expert.
 
     Args:
         count: number of experts.
@@ -56,7 +59,11 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, count, out_features] of x [rows, in_features]."""
-        for layer in self.layers:
+        layers = [layer for layer in self.layers if isinstance(layer, _ExpertLayer)]
+        if all(layer.is_relu() for layer in layers) and fits(x, layers[0].weight):
+            found = relu_layers(x, [(layer.weight, layer.bias) for layer in layers])
+            return found.view(-1, self.count, self.out_features)
+        for layer in layers:
             x = layer(x)
         return x
 
@@ -81,6 +88,11 @@ class _ExpertLayer(nn.Module):
             slopes, start = self.activation.num_parameters, float(self.activation.weight.detach()[0])
             self.activation = nn.PReLU(count * slopes, init=start)
         self.dropout = nn.Dropout(ratio) if ratio > 0 else None
+
+    def is_relu(self) -> bool:
+        """Whether ReLU follows the product and nothing else does."""
+        others = (self.batch_norm, self.scale, self.dropout)
+        return type(self.activation) is nn.ReLU and all(other is None for other in others)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 2:
@@ -141,7 +153,7 @@ class MMoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[rows, num_task, out_features] of x [rows, in_features]."""
         gates = self.gates(x if self.gate_mlps is None else self.gate_mlps(x))
-        return torch.bmm(torch.softmax(gates, dim=2), self.experts(x))
+        return mix_experts(torch.softmax(gates, dim=2), [self.experts(x)])
 
 
 @keep_limits
@@ -207,8 +219,7 @@ class ExtractionLayer(nn.Module):
 
 def _mix(gate: Tensor, experts: Sequence[Tensor]) -> Tensor:
     """Σ_e softmax(gate)_e · expert_e, as [rows, width]."""
-    stacked = experts[0] if len(experts) == 1 else torch.cat(list(experts), dim=1)
-    return torch.bmm(torch.softmax(gate, dim=1).unsqueeze(1), stacked).squeeze(1)
+    return mix_experts(torch.softmax(gate, dim=1).unsqueeze(1), experts).squeeze(1)
 
 
 ExtractionSettings = Annotated[Mapping[str, Any], SettingsOf(ExtractionLayer)]

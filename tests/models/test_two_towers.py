@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from recgrad.config.proto.model_pb2 import FeatureGroupConfig, ModelConfig
 from recgrad.config.proto.simi_pb2 import Similarity
 from recgrad.data.batch import Comparison
+from recgrad.losses.softmax_cross_entropy import SoftmaxCrossEntropy
+from recgrad.models import two_towers
 from recgrad.training.task import Task
 
 INF = math.inf
@@ -240,3 +242,55 @@ def _metrics(config):
     from recgrad.metrics import build_metric
 
     return tuple(build_metric(metric, num_class=1) for metric in config.metrics)
+
+
+@pytest.mark.parametrize("scaled", ["temperature: 0.5", "similarity: COSINE learned_temperature: true"])
+def test_other_rows_compared_by_vectors_are_those_of_the_matrix(scaled, config_of, build, batch, monkeypatch):
+    config = config_of("dssm")
+    text_format.Merge(f"dssm {{ in_batch_negative: true {scaled} }}", config)
+    del config.losses[:]
+    text_format.Merge("losses { softmax_cross_entropy {} }", config)
+    found = []
+    for many in (2, 100):
+        monkeypatch.setattr(two_towers, "MANY_ROWS", many)
+        task = Task(build(config))
+        outputs = task(batch)
+        assert ("users" in outputs) == (many == 2)
+        loss = task.losses(outputs, batch)["total"]
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for _, p in task.model.dense_named_parameters())])
+    for by_vectors, by_matrix in zip(*found, strict=True):
+        torch.testing.assert_close(by_vectors, by_matrix)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "losses { softmax_cross_entropy { label_smoothing: 0.1 } }",
+        "losses { softmax_cross_entropy {} } losses { bpr_loss {} }",
+        "losses { softmax_cross_entropy {} } train_metrics { recall_at_k { top_k: 1 } }",
+        "dssm { similarity: EUCLID } losses { softmax_cross_entropy {} }",
+        "left out",
+    ],
+)
+def test_what_needs_all_scores_gets_their_matrix(other, config_of, build, batch, monkeypatch):
+    monkeypatch.setattr(two_towers, "MANY_ROWS", 2)
+    config = config_of("dssm")
+    config.dssm.in_batch_negative = True
+    del config.losses[:]
+    if other == "left out":
+        other = "losses { softmax_cross_entropy {} }"
+        batch = replace(batch, comparison=Comparison(pairs((0, 1))))
+    text_format.Merge(other, config)
+    outputs = build(config)(batch)
+    assert "users" not in outputs
+    assert outputs["logits"].shape == (6, 6)
+
+
+def test_a_loss_of_ones_own_is_asked_for_its_rows():
+    class Doubled(SoftmaxCrossEntropy):
+        def rows(self, logits, labels, session):
+            return 2 * super().rows(logits, labels, session)
+
+    assert SoftmaxCrossEntropy().takes_vectors
+    assert not Doubled().takes_vectors

@@ -1,0 +1,171 @@
+"""The products of linear layers with ReLU by kernels of our own: how `recgrad.nn.layer_kernels` is called.
+
+Matrices that are made here have room for vectors and tiles that run over their end, and rows an odd number
+of cache lines apart, so that a column spreads over the whole cache.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recgrad.kernels.compile import Wanted, compiled
+from recgrad.kernels.parallel import launch, thread_count
+from recgrad.kernels.products import NARROW, TILES, WIDE
+from recgrad.kernels.simd import LANES, LINE
+from recgrad.nn.layer_kernels import (
+    GATED,
+    PLAIN,
+    RELU,
+    ROWS_OF_TASK,
+    pack_tasks,
+    row_tasks,
+    weight_tasks,
+)
+from recgrad.nn.relu_kernels import gate_tasks
+
+# Units that neither a tile nor a vector runs over.
+_EVEN = math.lcm(*WIDE.values(), *NARROW.values(), LANES)
+
+
+def kernels() -> list[Wanted]:
+    """What a step needs compiled."""
+    return [Wanted(task) for task in (row_tasks, weight_tasks, pack_tasks, gate_tasks)]
+
+
+def _up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+def new_matrix(rows: int, count: int, width: int, *, odd: bool = True) -> Tensor:
+    """[rows, count · width], to be written, with room behind each row and the last one.
+
+    Rows are an odd number of cache lines apart, or with `odd=False` as few as will do.
+    """
+    lines = -(-((count - 1) * width + _up(width, LANES)) // LANES)
+    pitch = LANES * (lines | 1 if odd else lines)
+    return torch.empty(rows + TILES.slack + 1, pitch)[:rows, : count * width]
+
+
+def has_room(x: Tensor) -> bool:
+    """Whether kernels may read x where it is: what runs over its end stays in its memory."""
+    pitch = x.stride(0)
+    if x.stride(1) != 1 or pitch < x.shape[1]:
+        return False
+    behind = x.untyped_storage().nbytes() // 4 - x.storage_offset() - pitch * x.shape[0]
+    return behind >= TILES.slack * pitch + LANES
+
+
+def with_room(x: Tensor) -> Tensor:
+    """x, or a copy with room."""
+    return x if has_room(x) else new_matrix(x.shape[0], 1, x.shape[1]).copy_(x)
+
+
+class Panels(NamedTuple):
+    """Packed weights: of several networks, [steps, width] each."""
+
+    values: Tensor
+    networks: int
+    steps: int
+    width: int
+
+
+def pack(weight: Tensor, *, transposed: bool) -> Panels:
+    """Panels of weight [count, units, width] for products with its transpose (forward) or with itself."""
+    weight = weight if weight.stride(2) == 1 else weight.contiguous()
+    count, units, width = weight.shape
+    next_, row, _ = (4 * stride for stride in weight.stride())
+    steps, columns, step, column = (width, units, 4, row) if transposed else (units, width, row, 4)
+    panels = -(-columns // LANES)
+    values = torch.empty(count, panels, steps, LANES)
+    places = (weight.data_ptr(), step, column, next_, values.data_ptr())
+    # To wake a thread for fewer takes longer than to pack them.
+    tasks = count * panels if weight.numel() >= 1 << 17 else 1
+    launch(compiled(pack_tasks), panels, steps, columns, count, *places, tasks=tasks)
+    return Panels(values, count, steps, columns)
+
+
+def forward(x: Tensor, panels: Panels, bias: Tensor | None, out: Tensor) -> None:
+    """out ← relu(x·W + b) of each network."""
+    width = _up(panels.width, LANES)
+    padded = torch.zeros(panels.networks, width)
+    if bias is not None:
+        padded[:, : panels.width] = bias.reshape(panels.networks, panels.width)
+    _rows(x, panels, padded, out, 0, RELU)
+
+
+def backward(g: Tensor, panels: Panels, out: Tensor, gates: Tensor | None) -> None:
+    """out ← g·W of each network, where gates, which lie as out does, are above 0."""
+    nothing = torch.zeros(1, _up(panels.width, LANES)).expand(panels.networks, -1)
+    if gates is None:
+        _rows(g, panels, nothing, out, 0, PLAIN)
+    else:
+        assert gates.stride() == out.stride()
+        _rows(g, panels, nothing, out, gates.data_ptr(), GATED)
+
+
+def _rows(x: Tensor, panels: Panels, bias: Tensor, out: Tensor, gates: int, mode: int) -> None:
+    rows, vectors = x.shape[0], -(-panels.width // LANES)
+    tasks = -(-rows // ROWS_OF_TASK)
+    launch(
+        compiled(row_tasks),
+        *(
+            tasks,
+            rows,
+            panels.networks,
+            panels.steps,
+            vectors,
+            x.data_ptr(),
+            4 * x.stride(0),
+            4 * panels.steps,
+        ),
+        *(panels.values.data_ptr(), LINE * panels.steps * vectors, bias.data_ptr(), 4 * bias.stride(0)),
+        *(out.data_ptr(), 4 * out.stride(0), 4 * panels.width, gates, mode),
+        tasks=tasks,
+    )
+
+
+def weight_gradients(g: Tensor, x: Tensor, count: int, *, with_bias: bool) -> tuple[Tensor, Tensor | None]:
+    """Σ_r g[r]·x[r]ᵀ as [count, units, width], and Σ_r g[r] as [count, units]."""
+    units, width = g.shape[1] // count, x.shape[1] // count
+    vectors = -(-width // LANES)
+    of_weight = torch.zeros(count, units + TILES.slack, LANES * vectors)
+    of_bias = torch.zeros(count, _up(units, LANES)) if with_bias else None
+    down, across = _parts(units, vectors, count, thread_count())
+    tasks = count * -(-units // down) * -(-vectors // across)
+    launch(
+        compiled(weight_tasks),
+        *(tasks, x.shape[0], units, down, vectors, across),
+        *(g.data_ptr(), 4 * g.stride(0), 4 * units, x.data_ptr(), 4 * x.stride(0), 4 * width),
+        *(of_weight.data_ptr(), 4 * LANES * vectors, 4 * of_weight.stride(0)),
+        *((0, 0) if of_bias is None else (of_bias.data_ptr(), 4 * of_bias.stride(0))),
+        tasks=tasks,
+    )
+    bias = None if of_bias is None else of_bias[:, :units]
+    return of_weight[:, :units, :width], bias
+
+
+@lru_cache(maxsize=256)
+def _parts(units: int, vectors: int, count: int, threads: int) -> tuple[int, int]:
+    """Units and vectors of a task; no result depends on it.
+
+    On the average threads end half a task apart, also where another program takes a core from one of them
+    for a while; but parts across make g be read again, parts down x. No part may run over into the next.
+    """
+    best, found = math.inf, (units, vectors)
+    if threads == 1:
+        return found
+    for down, across in product(range(1, 4 * threads + 1), repeat=2):
+        if down * across > 4 * threads:
+            continue
+        part = (units if down == 1 else _up(-(-units // down), _EVEN)), -(-vectors // across)
+        each = count * units * vectors / threads
+        cost = (each + part[0] * part[1] / 2) * (1 + 0.02 * (down + across))
+        if cost < best:
+            best, found = cost, part
+    return found
