@@ -380,7 +380,7 @@ def main() -> None:
             report, "bags of 10", Workload(10_000_000 // TABLES, 16, bag=10, batches=3), 4, rounds // 2, False
         ),
         "small": lambda: against_peers(
-            report, "100k rows", Workload(100_000 // TABLES, 16), 3.5, rounds, False
+            report, "100k rows", Workload(100_000 // TABLES, 16), 4, rounds, False
         ),
         "wide": lambda: against_peers(
             report, "dim 64", Workload(2_600_000 // TABLES, 64), 3.5, rounds, False

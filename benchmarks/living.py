@@ -1,14 +1,16 @@
 """Tables whose rows belong to ids as they come and go, against tables that never give one up, and TorchRec's.
 
-    python benchmarks/living.py [--json FILE] [--live N] [--only NAME …]
+    python benchmarks/living.py [--json FILE] [--live N] [--kills N] [--only NAME …]
 
 `step`: 26 tables of dim 16, batch 8192, Adagrad, 10 M live ids at capacity, 2 % of a batch new.
 `torchrec`: a forward pass in training on the ids of one such table.
-`rows`: every vector of 10 M events is that of its own id. `drift`: click data whose ids change daily.
+`rows`: every vector of 10 M events is that which a dictionary has for its id.
+`drift`: click data whose ids change daily, with the settings that docs/online.md recommends for it.
 `delta`: 1 M changed rows written, and taken up by served tables. `served`: from there to answers over HTTP.
-`kafka`: the loop on a topic against that on parquet files, and kills (benchmarks/streams.py has more of it).
+`fresh`: from an optimizer step to a score that shows it, and whether what is served is an export bit for bit.
+`kafka`: the loop on a topic against that on parquet files, and kills at random moments.
 
-All but the last two run in one process on one thread, in turn, on the same ids; times are CPU time, medians
+All but the last three run in one process on one thread, in turn, on the same ids; times are CPU time, medians
 over steps, so that a busy machine changes little.
 """
 
@@ -25,10 +27,12 @@ import numpy as np
 import torch
 from online.deltas import bench_delta, bench_served
 from online.drift import bench_drift
+from online.freshness import bench_freshness
+from online.rows import bench_rows
 from online.subject import BATCH, DIM, TABLES, Stream, Subject, keys_of
 from results.bars import Bar, describe_bar, write_bars
 
-from recgrad.embedding.living import COUNT, DISTANCE, LAST, LivingSpec
+from recgrad.embedding.living import DISTANCE, LAST, LivingSpec
 from recgrad.embedding.local.living.table import LivingTable
 from recgrad.training.runtime import keep_freed_memory
 
@@ -74,6 +78,8 @@ def bench_step(live: int, steps: int = 100) -> list[Bar]:
         own = fill[subject.name][3:-1]
         usual = max(median(fill["COMPACT"][3:-1]), median(own))
         bars.append(Bar(f"longest step of {subject.name} while it grows", max(own) / usual, 3.0, False))
+    for subject in subjects[1:]:
+        _print_pause_of_checkpoint(subject)
     table = subjects[1].engine.tables["t0"]
     assert isinstance(table, LivingTable)
     keys = table.live()[0]
@@ -97,26 +103,14 @@ def bench_step(live: int, steps: int = 100) -> list[Bar]:
     return bars
 
 
-def bench_rows(events: int = 10_000_000) -> list[Bar]:
-    """Whether each of many vectors is that of its own id: drawn by id, and a rate of 0 keeps them so."""
-    random = np.random.default_rng(1)
-    batch, init_fn = 50_000, "uniform_,a=-1,b=1"
-    subject = Subject("rows", LivingSpec(200_000, COUNT, init_fn=init_fn), 0, tables=1, dim=4)
-    subject.optimizer.param_groups[0]["lr"] = 0.0
-    every = Subject("all", LivingSpec(6_000_000, COUNT, init_fn=init_fn), 0, tables=1, dim=4).engine.tables[
-        "t0"
-    ]
-    gradient, wrong = torch.ones(batch, 4), 0
-    for step in range(events // batch):
-        numbers = random.zipf(1.1, (batch, 1)) % 1_000_000 + 20_000 * step
-        out = subject.engine(subject.ids(numbers)).pooled(subject.keys)
-        expected = every.initial(keys_of(numbers[:, 0]).astype(np.int64))
-        wrong += int((out.detach().numpy() != expected).any(axis=1).sum())
-        out.backward(gradient)
-        subject.optimizer.step()
-        subject.optimizer.zero_grad()
-    evicted = subject.engine.living_tables()["t0"].turnover().evicted
-    return [Bar(f"wrong rows in {events:,} events", wrong, 0, False, f"{evicted:,} evicted")]
+def _print_pause_of_checkpoint(subject: Subject) -> None:
+    """How long the loop stands still for a checkpoint: the rest is copied beside the steps."""
+    begin = time.process_time()
+    copies = [table.begin_copy() for table in subject.engine.tables.values()]
+    scores = [table.begin_scores() for table in subject.engine.living_tables().values()]
+    seconds = time.process_time() - begin
+    print(f"    a checkpoint of {subject.name} holds up the loop for {seconds * 1e3:.0f} ms", flush=True)
+    del copies, scores
 
 
 def bench_torchrec(steps: int = 60) -> list[Bar]:
@@ -162,8 +156,8 @@ def bench_torchrec(steps: int = 60) -> list[Bar]:
     return [Bar("TorchRec's managed collision / a zch pass", found[1] / found[0], 5.0, True, note)]
 
 
-def bench_kafka() -> list[Bar]:
-    """The loop on a topic, and a run that is killed five times; the brokers are librdkafka's own."""
+def bench_kafka(kills: int) -> list[Bar]:
+    """The loop on a topic, and a run that is killed again and again; the brokers are librdkafka's own."""
     from streams import Brokers, measure_kills, measure_loop
 
     from recgrad.synth import write_synth
@@ -172,7 +166,7 @@ def bench_kafka() -> list[Bar]:
     try:
         with tempfile.TemporaryDirectory() as folder:
             write_synth(Path(folder), 60_000, eval_rows=1_000, seed=5)
-            return [*measure_loop(Path(folder), brokers, 3), *measure_kills(Path(folder), brokers, 5)]
+            return [*measure_loop(Path(folder), brokers, 3), *measure_kills(Path(folder), brokers, kills)]
     finally:
         brokers.close()
 
@@ -186,13 +180,15 @@ def main() -> None:
         "drift": bench_drift,
         "delta": bench_delta,
         "served": bench_served,
-        "kafka": bench_kafka,
+        "fresh": bench_freshness,
+        "kafka": lambda: bench_kafka(args.kills),
     }
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--live", type=int, default=10_000_000)
+    parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--only", nargs="*", choices=list(runs), default=list(runs))
     args = parser.parse_args()
     keep_freed_memory()

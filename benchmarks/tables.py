@@ -7,7 +7,8 @@
    ids are touched of all 26; then 10 M of compact tables of 2^27 rows. Each in a process of its own.
 2. A checkpoint of 10 M ids beside the steps of a DeepFM (batch 8192, 512-256-128): what the loop waits until
    it may go on, and the slowest step while rows are copied, over the median step without. The peer is the
-   copy in one go that `parts()` makes, of the same tables in the same process.
+   copy in one go that `parts()` makes, of the same tables in the same process. Then half as many ids under
+   dense Adam (`lazy: false`), whose rows have more to copy and move on while they are.
 
 Rows of the checkpoint are compared, bit for bit, with those of a copy in one go.
 """
@@ -19,7 +20,9 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -33,18 +36,19 @@ from torch import nn
 
 from recgrad.embedding.local.engine import Ids, LocalEngine
 from recgrad.embedding.spec import LookupSpec, TableSpec
-from recgrad.optim.sparse import Adagrad
+from recgrad.optim.sparse import Adagrad, Adam
 from recgrad.training.runtime import keep_freed_memory
 
 FEATURES, BATCH, DIMS = 26, 8192, (16, 4)
 PAYLOAD = sum(8 * dim for dim in DIMS)  # bytes of weights and of Adagrad's state
 MEMORY, STANDSTILL = 1.3, 1.0
+ADAGRAD, DENSE_ADAM = partial(Adagrad, lr=0.01), partial(Adam, lr=0.01, lazy=False)
 
 
 class Tables:
     """The tables of a DeepFM, of which each step touches ids that no step has touched before."""
 
-    def __init__(self, rows: int, storage: str) -> None:
+    def __init__(self, rows: int, storage: str, optimizer: Callable[[LocalEngine], Any] = ADAGRAD) -> None:
         keys = [f"f{i}" for i in range(FEATURES)]
         self.names = [[f"{key}_{dim}" for key in keys] for dim in DIMS]
         self.engine = LocalEngine(
@@ -52,7 +56,7 @@ class Tables:
             [LookupSpec(f"{key}_{dim}", key, f"{key}_{dim}") for dim in DIMS for key in keys],
             keys=keys,
         )
-        self.optimizer = Adagrad(self.engine, lr=0.01)
+        self.optimizer = optimizer(self.engine)
         self.rows, self.touched = rows, 0
         widths = [FEATURES * DIMS[0], 512, 256, 128, 1]
         layers = [part for pair in pairwise(widths) for part in (nn.Linear(*pair), nn.ReLU())]
@@ -118,9 +122,14 @@ def memory(largest: float) -> list[Bar]:
     return bars
 
 
-def checkpoint(millions: float) -> list[Bar]:
+def checkpoints(millions: float) -> list[Bar]:
+    """Under Adagrad and under dense Adam."""
+    return checkpoint("checkpoint", ADAGRAD, millions) + checkpoint("dense Adam", DENSE_ADAM, millions / 2)
+
+
+def checkpoint(name: str, optimizer: Callable[[LocalEngine], Any], millions: float) -> list[Bar]:
     """Steps while the rows of a checkpoint are copied, against steps alone and a copy in one go."""
-    tables = Tables(1 << 27, "AUTO")
+    tables = Tables(1 << 27, "AUTO", optimizer)
     tables.fill(int(millions * 1e6))
     rng = np.random.default_rng(0)
     batches = [
@@ -152,8 +161,8 @@ def checkpoint(millions: float) -> list[Bar]:
         f"at most {1000 * max(beside):.0f} ms"
     )
     bars = [
-        Bar("checkpoint: standstill over a step", standstill / alone, STANDSTILL, False),
-        Bar("checkpoint: copy in one go over the standstill", in_one_go / standstill, 5, True),
+        Bar(f"{name}: standstill over a step", standstill / alone, STANDSTILL, False),
+        Bar(f"{name}: copy in one go over the standstill", in_one_go / standstill, 5, True),
     ]
     print("\n".join(map(describe_bar, bars)))
     return bars
@@ -179,7 +188,7 @@ def main() -> int:
         print(json.dumps(memory_of(int(rows), storage, int(ids))))
         return 0
     bars: list[Bar] = []
-    for name, case in (("memory", memory), ("checkpoint", checkpoint)):
+    for name, case in (("memory", memory), ("checkpoint", checkpoints)):
         if not options.only or name in options.only:
             bars += case(options.ids)
     write_bars(options.json, bars)

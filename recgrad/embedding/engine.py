@@ -227,6 +227,11 @@ class LivingRows(ABC):
         Nothing where another process has the table.
         """
 
+    def begin_scores(self) -> Callable[[], dict[str, Array]]:
+        """`export_scores` of this moment, for any thread at any time."""
+        scores = self.export_scores()
+        return lambda: scores
+
     @abstractmethod
     def import_scores(self, state: Mapping[str, Array]) -> None:
         """Take over the ids of a checkpoint, before its rows; where there is less room, the best."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from recgrad.embedding.living import COUNT, DISTANCE, LAST, NEVER, NUM_ROWS, Filter, LivingSpec
 from recgrad.embedding.local.engine import Ids, LocalEngine
+from recgrad.embedding.local.living import layout as at
+from recgrad.embedding.local.living.index import MAX_LOAD
 from recgrad.embedding.local.living.table import LivingTable
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import DataError
@@ -397,6 +400,39 @@ def test_a_smaller_capacity_keeps_the_best() -> None:
     keys, values = small.export_table("t")
     assert keys.tolist() == [6, 7, 8]
     np.testing.assert_array_equal(values, engine.export_table("t")[1][-3:])
+
+
+def test_rows_of_zch_without_the_shared_one(caplog: pytest.LogCaptureFixture) -> None:
+    engine, optimizer = build(LivingSpec(10, COUNT, interval=2, fallback=True))
+    for _ in range(4):
+        train(engine, optimizer, [1, 2, 3])
+    taken, _ = build(LivingSpec(10, LAST))
+    with caplog.at_level("INFO"):
+        table_of(taken).write(*engine.export_table("t"))
+    assert taken.export_table("t")[0].tolist() == [1, 2, 3]
+    assert "shared (zch) is left out" in caplog.text
+    assert "beyond its capacity" not in caplog.text
+
+
+def test_a_larger_index_has_its_pages_before_it_is_used() -> None:
+    capacity, batch = 60_000, 500
+    table = table_of(build(LivingSpec(capacity, LAST))[0])
+    line, index = table.line, table._index
+    sizes = [int(line[at.SIZE])]
+    for first in range(0, capacity, batch):
+        had = 0 if index._next is None else index._next.touched
+        table.make_room(batch)
+        if int(line[at.SIZE]) != sizes[-1]:
+            sizes.append(int(line[at.SIZE]))
+            new = at.ENTRY * sizes[-1] - had
+        else:
+            new = 0 if index._next is None else index._next.touched - had
+        assert new <= 12 * at.ENTRY * batch  # 4 / MAX_LOAD entries a key
+        table.slots_for(np.arange(first, first + batch) * 7919)
+    assert all(later <= 2 * size for size, later in pairwise(sizes))
+    assert int(line[at.LIVE]) == capacity
+    assert capacity <= MAX_LOAD * sizes[-1] < capacity + 10  # as large as needed, reached by doubling
+    assert index._next is None
 
 
 @pytest.mark.parametrize("fallback", [False, True])

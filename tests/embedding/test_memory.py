@@ -12,9 +12,9 @@ from recgrad.embedding.local.memory import Region
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(1, 3 << 20), min_size=1, max_size=20))
-def test_regions_are_zeroed_apart_and_aligned(sizes: list[int]) -> None:
-    regions = [Region(size, "test") for size in sizes]
+@given(st.lists(st.integers(1, 3 << 20), min_size=1, max_size=20), st.sampled_from([0.0, 0.3, 0.9999]))
+def test_regions_are_zeroed_apart_and_aligned(sizes: list[int], phase: float) -> None:
+    regions = [Region(size, "test", phase=phase) for size in sizes]
     arrays = [region.array(np.uint8, (size,)) for region, size in zip(regions, sizes, strict=True)]
     for i, array in enumerate(arrays):
         assert regions[i].address % 64 == 0

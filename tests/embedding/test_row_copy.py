@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recgrad.embedding.engine import TablePart
+from recgrad.embedding.living import DISTANCE, LAST, NUM_ROWS, LivingSpec
 from recgrad.embedding.local import row_copy
 from recgrad.embedding.local.engine import Ids, LocalEngine
 from recgrad.embedding.local.row_copy import RowCopy
@@ -22,22 +23,31 @@ from recgrad.embedding.local.table import Table
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.optim.sparse import Adam
 
-KINDS = [("PLAIN", "FP32"), ("COMPACT", "FP32"), ("COMPACT", "BF16"), ("PLAIN", "FP16")]
 ROWS = 4_000
+ZCH = LivingSpec(900, DISTANCE, interval=2, fallback=True)
+KINDS: list[dict[str, Any]] = [
+    {"storage": "PLAIN"},
+    {"storage": "COMPACT"},
+    {"storage": "COMPACT", "data_type": "BF16"},
+    {"storage": "PLAIN", "data_type": "FP16"},
+    {"num_rows": NUM_ROWS, "living": LivingSpec(2_000, LAST, ttl=20)},
+    {"num_rows": NUM_ROWS, "living": ZCH},
+    {"num_rows": NUM_ROWS, "living": ZCH, "data_type": "BF16"},
+]
 
 
 class Trained:
     """Tables of every storage, which random batches update."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, dim: int = 4, lazy: bool = True) -> None:
         specs = [
-            TableSpec(f"t{i}", ROWS, 4, storage=storage, data_type=kind)
-            for i, (storage, kind) in enumerate(KINDS)
+            TableSpec(**{"name": f"t{i}", "num_rows": ROWS, "dim": dim, **kind})
+            for i, kind in enumerate(KINDS)
         ]
         lookups = [LookupSpec(f"l{i}", f"k{i}", spec.name) for i, spec in enumerate(specs)]
         self.engine = LocalEngine(specs, lookups, keys=[spec.key for spec in lookups])
         self.names = [spec.name for spec in lookups]
-        self.optimizer = Adam(self.engine, lr=0.1)
+        self.optimizer = Adam(self.engine, lr=0.1, lazy=lazy)
         self.rng = np.random.default_rng(seed)
 
     def step(self, rows: int = 200) -> None:
@@ -74,9 +84,13 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_copy, "PIECE_BYTES", 2_000)
 
 
-@pytest.mark.parametrize("before", [0, 1, 5])
-def test_a_copy_has_the_rows_of_its_moment_whatever_is_updated_since(before: int) -> None:
-    trained = Trained(before)
+@pytest.mark.parametrize(
+    ("before", "dim", "lazy"), [(0, 4, True), (1, 4, True), (5, 4, True), (5, 4, False), (5, 16, False)]
+)
+def test_a_copy_has_the_rows_of_its_moment_whatever_is_updated_since(
+    before: int, dim: int, lazy: bool
+) -> None:
+    trained = Trained(before, dim, lazy)
     for _ in range(before):
         trained.step()
     expected, copies = trained.parts(), trained.begin_copies()
@@ -86,8 +100,9 @@ def test_a_copy_has_the_rows_of_its_moment_whatever_is_updated_since(before: int
     assert all(table.copying is None for table in trained.engine.tables.values())
 
 
-def test_updates_while_another_thread_copies() -> None:
-    trained = Trained(0)
+@pytest.mark.parametrize(("dim", "lazy"), [(4, True), (24, False)])
+def test_updates_while_another_thread_copies(dim: int, lazy: bool) -> None:
+    trained = Trained(0, dim, lazy)
     for _ in range(4):
         trained.step(2_000)
     for _ in range(5):
@@ -165,7 +180,7 @@ def test_rows_are_found_while_others_are_written_first() -> None:
     table = LocalEngine([spec], [LookupSpec("l", "k", "t")], keys=["k"]).tables["t"]
     assert isinstance(table, Table)
     table.write(np.arange(4), np.ones((4, 1), np.float32))
-    rows, done = table._stored()[4:], threading.Event()
+    rows, done = table.lines.stored()[4:], threading.Event()
 
     def write() -> None:  # as kernels do: without Python's lock
         while not done.is_set():

@@ -12,19 +12,26 @@ import numpy as np
 from numba import njit
 
 from recgrad.embedding.local.layout import DIRECTION, HISTORY
-from recgrad.embedding.local.rows import ZERO, copy
+from recgrad.embedding.local.rows import ZERO, copy, copy_wide, mark_written
 from recgrad.kernels import simd
 from recgrad.kernels.simd import field, load1, load_f64, load_i32
 
 # As in recgrad/optim/sparse/history.py, in bytes.
 ENTRY, MOVE, KEPT, FLOOR, SPREAD, SHIFT = 32, 0, 4, 8, 12, 16
-POWERS = 256
+POWER_BITS = 8
+POWERS = 1 << POWER_BITS
 
 
-@njit(nogil=True)
-def entry_of(table: int, last: int) -> int:
-    """Where the history has what rows miss that an update touched last."""
-    return field(field(table, HISTORY), 0) + ENTRY * last
+@njit(nogil=True, inline="always")
+def entries_of(table: int) -> int:
+    """Where the history has what rows miss, ENTRY bytes for each update that touched them last."""
+    return field(field(table, HISTORY), 0)
+
+
+@njit(nogil=True, inline="always")
+def powers_of(table: int) -> int:
+    """Where the history has powers of β2."""
+    return field(field(table, HISTORY), 1)
 
 
 @njit(nogil=True)
@@ -50,16 +57,15 @@ def store_direction(source: int, direction: int, dim: int, step: Any) -> None:
 @njit(nogil=True)
 def move_of(table: int, row: int, dim: int) -> Any:
     """How far the row at an address has moved along its direction since its last update."""
-    return load1(entry_of(table, last_of(row + field(table, DIRECTION), dim)) + MOVE)
+    return load1(entries_of(table) + ENTRY * last_of(row + field(table, DIRECTION), dim) + MOVE)
 
 
 @njit(nogil=True)
-def square_left(table: int, updates: int) -> Any:
+def square_left(powers: int, updates: int) -> Any:
     """β2 to the power of a number of updates: what is left of v."""
-    powers = field(field(table, HISTORY), 1)
     if updates < POWERS * POWERS:
-        low = load_f64(powers + 8 * (1 + updates % POWERS))
-        return np.float32(low * load_f64(powers + 8 * (1 + POWERS + updates // POWERS)))
+        low = load_f64(powers + 8 * (1 + (updates & (POWERS - 1))))
+        return np.float32(low * load_f64(powers + 8 * (1 + POWERS + (updates >> POWER_BITS))))
     return np.float32(load_f64(powers) ** np.float64(updates))
 
 
@@ -72,6 +78,15 @@ def _moved(w, d, move):  # type: ignore[no-untyped-def]
 def _read_part(like, weights, direction, move, target):  # type: ignore[no-untyped-def]
     u = simd.load_packed(like, direction)
     simd.store(target, _moved(simd.load(like, weights), u, simd.splat(like, move)))
+
+
+@njit(nogil=True, inline="always")
+def read_moved_wide(table: int, row: int, target: int, dim: int) -> None:
+    """As `read_moved` of stored float32, for dims that are multiples of 16; part of its caller's loop."""
+    direction = row + 4 * dim
+    move = load1(entries_of(table) + ENTRY * np.int64(simd.packed_i32(direction)) + MOVE)
+    for d in range(0, 4 * dim, 64):
+        _read_part(simd.zeros16(), row + d, direction + d, move, target + d)
 
 
 @njit(nogil=True)
@@ -103,7 +118,7 @@ def _moment(u, v, kept, floor, spread, shift, spreads):  # type: ignore[no-untyp
     return simd.multiply(simd.multiply(u, below), kept)
 
 
-@njit(nogil=True)
+@njit(nogil=True, inline="always")
 def _wide(weights, u_from, v_from, w_to, m_to, v_to, dim, left, entry):  # type: ignore[no-untyped-def]
     """Bring the part of a row up to date that whole vectors hold; returns how much that is."""
     move, kept = simd.splat16(load1(entry + MOVE)), simd.splat16(load1(entry + KEPT))
@@ -135,6 +150,33 @@ def _wide_any(weights, u_from, v_from, w_to, m_to, v_to, dim, width, left, entry
             simd.store(v_to + 4 * d, simd.multiply(v, left16))
         d += 16
     return d
+
+
+@njit(nogil=True, inline="always")
+def catch_up_wide(
+    row: int, w_to: int, m_to: int, v_to: int, dim: int, entries: int, powers: int, updates: int
+) -> None:
+    """As `catch_up` of the row at an address: weights, direction and v side by side, a multiple of 16 each.
+
+    Args:
+        updates: how many there were before this one.
+    """
+    direction, square = row + 4 * dim, row + 8 * dim
+    last = np.int64(simd.packed_i32(direction))
+    entry, left = entries + ENTRY * last, square_left(powers, max(updates - last, 0))
+    if load1(entry + SPREAD) == 0:
+        _wide(row, direction, square, w_to, m_to, v_to, dim, left, entry)
+    else:
+        _wide_any(row, direction, square, w_to, m_to, v_to, dim, dim, left, entry)
+
+
+@njit(nogil=True, inline="always")
+def store_wide(row: int, w: int, direction: int, v: int, dim: int, step: Any) -> None:
+    """Write such a row after its update."""
+    copy_wide(w, row, dim)
+    mark_written(row)
+    store_direction(direction, row + 4 * dim, dim, step)
+    copy_wide(v, row + 8 * dim, dim)
 
 
 @njit(nogil=True)

@@ -44,6 +44,7 @@ from recgrad.embedding.local.layout import (
     VECTOR_STRIDE,
     VECTORS,
 )
+from recgrad.embedding.local.lines import StateArrays, state_arrays
 from recgrad.embedding.local.living.table import LivingTable
 from recgrad.embedding.local.living.translator import Translator
 from recgrad.embedding.local.lookup import BAGS_PER_TASK, TASK_COLUMNS, lookup_tasks
@@ -76,15 +77,6 @@ class Span(NamedTuple):
 
     tables: Tables  # the trainable ones among theirs
     mask: Array | None  # which columns have a trainable table; None for all
-
-
-class StateArrays(NamedTuple):
-    """The optimizer's states of some tables, as kernels read them."""
-
-    number: int
-    addresses: Array  # [tables, states]; 0 for one that lies behind the weights
-    initials: Array  # [tables, states], what a row that is new begins with
-    widths: Array  # [states]
 
 
 class DimGroup:
@@ -351,15 +343,8 @@ class DimGroup:
         """Addresses and initial values of the tables' states, and the states' widths."""
         key = tuple(id(table.states) for table in tables)
         if self._state_arrays is None or self._state_arrays[0] != key:
-            lines = [list(table.states.values()) for table in tables]
-            shape = (len(lines), max(len(lines[0]), 1))
-            addresses, initials = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-            for i, line in enumerate(lines):
-                addresses[i, : len(line)] = [state.region.address if state.region else 0 for state in line]
-                initials[i, : len(line)] = [state.initial for state in line]
-            widths = np.array([state.width for state in lines[0]] or [0], np.int64)
             owners = [table.states for table in tables]  # kept alive, so that no other gets its id
-            self._state_arrays = (key, StateArrays(len(lines[0]), addresses, initials, widths), owners)
+            self._state_arrays = (key, state_arrays([table.lines for table in tables]), owners)
         return self._state_arrays[1]
 
     def _run_update(
@@ -372,14 +357,14 @@ class DimGroup:
         states: StateArrays,
         out: Array | None,
     ) -> None:
-        count, addresses, initials, widths = states
+        count, addresses, strides, initials, widths = states
         numbers = np.array(steps or [0], np.int64)
         jobs, task_jobs, cuts, rows, slots, ends, gradients, coefficients = plan.addresses
         launch(
             kernel,
             *(self.dim, count, plan.tasks, plan.size, hyper.shape[1]),
             *(jobs, *self._line_addresses, task_jobs, cuts, rows, slots, ends, gradients, coefficients),
-            *(settings, hyper, numbers, addresses, initials, widths),
+            *(settings, hyper, numbers, addresses, strides, initials, widths),
             0 if out is None else out,
             *(compiled(function, STAGE_SIGNATURE).address for function in (stage, unstage)),
             tasks=plan.tasks,
@@ -403,7 +388,8 @@ class DimGroup:
         empty = np.zeros((len(plan.jobs), 1), np.int64)
         kernel = compiled(reduce_tasks)
         hyper = np.zeros((len(plan.jobs), 1), np.float32)
-        self._run_update(kernel, plan, settings, hyper, [], StateArrays(0, empty, hyper, empty[0]), sums)
+        none = StateArrays(0, empty, empty, hyper, empty[0])
+        self._run_update(kernel, plan, settings, hyper, [], none, sums)
         return self._replace(plan, sums)
 
     def _replace(self, plan: Plan, sums: Array) -> Tensor:

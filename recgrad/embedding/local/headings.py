@@ -16,7 +16,9 @@ Array = npt.NDArray[Any]
 
 LANES = 16
 _BITS = np.uint32(3)
-_SHIFTS = 2 * np.arange(LANES, dtype=np.uint32)
+_ONE = np.uint32(1)
+_LOWER = np.arange(LANES, dtype=np.uint32)  # lane i has bits i and 16 + i of the number
+_UPPER = _LOWER + np.uint32(LANES)
 
 
 def line_width(dim: int) -> int:
@@ -32,7 +34,7 @@ def pack(headings: Array, steps: Array) -> Array:
     numbers = steps.astype(np.uint32)[:, None]
     if dim % LANES:
         return np.concatenate([bits, numbers], axis=1).view(np.float32)
-    bits[:, :LANES] |= (numbers >> _SHIFTS) & _BITS
+    bits[:, :LANES] |= ((numbers >> _LOWER) & _ONE) | (((numbers >> _UPPER) & _ONE) << _ONE)
     return bits.view(np.float32)
 
 
@@ -42,7 +44,9 @@ def unpack(lines: Array, dim: int) -> tuple[Array, Array]:
     if dim % LANES:
         steps = bits[:, dim].view(np.int32).copy()
     else:
-        steps = np.bitwise_or.reduce((bits[:, :LANES] & _BITS) << _SHIFTS, axis=1).view(np.int32)
+        lanes = bits[:, :LANES]
+        parts = ((lanes & _ONE) << _LOWER) | (((lanes >> _ONE) & _ONE) << _UPPER)
+        steps = np.bitwise_or.reduce(parts, axis=1).view(np.int32)
     headings = bits[:, :dim].copy()
     headings[:, : dim // LANES * LANES] &= ~_BITS
     return headings.view(np.float32), steps

@@ -5,8 +5,13 @@ A table in memory. Slots are all reserved at once (memory.py) and paid for by th
     WEIGHTS ─▶ ┌ slot 0 ──────────────┬ slot 1 ──────────────┬ …      STRIDE bytes each
                │ dim weights of KIND  │                      │
                │ (DIRECTION, update)  │                      │        only where rows catch up (HISTORY)
+               │ states of dim float32│                      │        a lookup reads READ bytes, not these
                └──────────────────────┴──────────────────────┴
-    states ──▶ ┌ slot 0: width float32 ┬ slot 1 ┬ …                   one region a state (table.StateArray)
+    states ──▶ ┌ slot 0: one float32 ┬ slot 1 ┬ …                     those of one number a row, a region each
+
+States lie behind the weights because an update reads and writes them all: one place in memory instead of
+three costs it a third less where tables are larger than caches. One number behind each row would tear rows
+of whole cache lines apart, so it has a region of its own.
 
     plain      slot = row
     compact    INDEX ─▶ 2^BITS entries, row ─▶ slot; slots are handed out in the order of first updates
@@ -38,8 +43,9 @@ from __future__ import annotations
     KEYS,  # address of 16 bytes a row that begin with the key that its value is drawn by; 0: by the row
     FROZEN,  # rows below this are looked up but never updated
     CHANGED,  # address of a byte a slot that updates set to 1 (changes.py); 0: nobody asks
+    READ,  # bytes of a row that a lookup reads
     TABLE_COLUMNS,
-) = range(20)
+) = range(21)
 
 # A lookup in the forward pass, or a source of gradients in the update.
 (

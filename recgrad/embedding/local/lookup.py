@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from recgrad.embedding.local.catch_up import move_of, read_moved
+from recgrad.embedding.local.catch_up import move_of, read_moved, read_moved_wide
 from recgrad.embedding.local.index import find, prefetch_entry
 from recgrad.embedding.local.layout import (
     DIRECTION,
@@ -19,6 +19,7 @@ from recgrad.embedding.local.layout import (
     LOOKUP_COLUMNS,
     MEAN,
     OFFSETS,
+    READ,
     ROWS,
     STRIDE,
     TABLE,
@@ -183,7 +184,7 @@ def _copy_rows(a: int, first: int, last: int, first_bag: int, last_bag: int, err
             table = tables + 8 * TABLE_COLUMNS * field(lookup, TABLE)
             weights = field(table, WEIGHTS)
             stride = field(table, STRIDE)
-            prefetch_row(weights + stride * field(field(lookup, IDS), ahead), stride)
+            prefetch_row(weights + stride * field(field(lookup, IDS), ahead), field(table, READ))
             row = field(field(lookup, IDS), bag)
             out = field(lookup, VECTORS) + bag * field(lookup, VECTOR_STRIDE)
             address = weights + stride * row
@@ -194,7 +195,10 @@ def _copy_rows(a: int, first: int, last: int, first_bag: int, last_bag: int, err
             elif untouched(address, simd.F32):
                 generate(table, field(a, PARAMETERS) + 32 * field(lookup, TABLE), row, out, dim)
             elif field(table, HISTORY) != 0:
-                read_moved(table, address, address, out, dim)
+                if dim % 16 == 0:
+                    read_moved_wide(table, address, out, dim)
+                else:
+                    read_moved(table, address, address, out, dim)
             elif dim % 16 == 0:
                 copy_wide(address, out, dim)
             else:
@@ -211,9 +215,8 @@ def resolve(table: int, row: int) -> int:
         slot = find(table, row)
         if slot < 0:
             return 0
-    stride = field(table, STRIDE)
-    address = field(table, WEIGHTS) + slot * stride
-    prefetch_row(address, stride)
+    address = field(table, WEIGHTS) + slot * field(table, STRIDE)
+    prefetch_row(address, field(table, READ))
     return address
 
 

@@ -29,15 +29,18 @@ class Region:
         what: what it is for, as the error says it when the address space is exhausted.
         huge_after: bytes at the start that stay on small pages; beyond them the kernel is
             asked for huge ones, which spare address translation but come 2 MB at a time.
+        phase: 0 … 1, how far into a huge page a large region begins. Regions that grow at the same pace
+            then come to their next huge pages at different times, not all at once.
     """
 
-    def __init__(self, size: int, what: str, huge_after: int = 0) -> None:
+    def __init__(self, size: int, what: str, huge_after: int = 0, phase: float = 0.0) -> None:
         self.size = max(size, 1)
         self._map: Any  # keeps the memory
         if huge_after == 0 and self.size < HUGE_PAGE_BYTES:
             self._map, self.address = _carve(self.size)
             return
-        reserved = self.size + HUGE_PAGE_BYTES
+        reserved = self.size + 2 * HUGE_PAGE_BYTES
+        shift = int(phase * HUGE_PAGE_BYTES) // mmap.PAGESIZE * mmap.PAGESIZE
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NORESERVE if sys.platform == "linux" else 0)
         try:
             self._map = mmap.mmap(-1, reserved, flags=flags)
@@ -47,10 +50,12 @@ class Region:
                 "lower num_rows or raise the limit (ulimit -v, vm.overcommit_memory)"
             ) from error
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self.address = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-        first = -(-huge_after // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-        if self.size - first >= HUGE_PAGE_BYTES:
-            _advise(self.address + first, self.size - first, _ADVISE_HUGE)
+        aligned = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        self.address = aligned + shift
+        # A page that the region begins in the middle of would be paid for whole.
+        first = -(-max(huge_after, shift) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        if self.size + shift - first >= HUGE_PAGE_BYTES:
+            _advise(aligned + first, self.size + shift - first, _ADVISE_HUGE)
 
     def array(self, dtype: npt.DTypeLike, shape: Sequence[int]) -> npt.NDArray[Any]:
         """The memory from its start on as an array, which keeps the region alive."""

@@ -31,7 +31,7 @@ class RowCopy:
     """Rows of a table, which keep the values of the moment in which this was made.
 
     Args:
-        arrays: the memory of the table by name, each [slots, width], rows whole.
+        arrays: the memory of the table by name, each [slots, width] without gaps.
         slots: how many of the slots there were.
         places: rows in any order and their slots; called in the thread that copies.
     """
@@ -61,7 +61,9 @@ class RowCopy:
             new = slots[self._where[slots] == 0]
             if len(new):
                 self._where[new] = np.arange(self._kept + 1, self._kept + 1 + len(new))
-                self._aside.append({name: array[new] for name, array in self._arrays.items()})
+                self._aside.append(
+                    {name: np.take(array, new, axis=0) for name, array in self._arrays.items()}
+                )
                 self._kept += len(new)
 
     def collect(self) -> tuple[Array, dict[str, Array]]:

@@ -13,6 +13,17 @@ from recgrad.kernels.simd import BF16, F16, F32
 Array = npt.NDArray[Any]
 
 
+def stored_of(lines: Array, kind: int, dim: int) -> Array:
+    """The weights of lines of bytes, [lines, dim]."""
+    item = 4 if kind == F32 else 2
+    return lines[:, : dim * item].view(np.float32 if kind == F32 else np.uint16)
+
+
+def floats_of(lines: Array, place: int, width: int) -> Array:
+    """Some float32 of lines of bytes, [lines, width]."""
+    return lines[:, 4 * place : 4 * (place + width)].view(np.float32)
+
+
 def first_bits(stored: Array, kind: int) -> Array:
     """The bits of each row's first element; 0 where it was never written."""
     return np.asarray(stored[:, 0].view(np.uint32 if kind == F32 else np.uint16))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ import numpy.typing as npt
 
 from recgrad.embedding.check import check_rows, check_states, check_weights
 from recgrad.embedding.engine import EmbeddingTable, TableMemory, TablePart
-from recgrad.embedding.local.headings import line_width, pack, unpack
+from recgrad.embedding.local.headings import pack, unpack
 from recgrad.embedding.local.index import MAX_ROWS
 from recgrad.embedding.local.initializer import parse_init_fn, table_key
 from recgrad.embedding.local.layout import (
@@ -29,9 +27,8 @@ from recgrad.embedding.local.layout import (
     KEY,
     KIND,
     ROWS,
-    STRIDE,
-    WEIGHTS,
 )
+from recgrad.embedding.local.lines import Lines, StateArray
 from recgrad.embedding.local.memory import Region
 from recgrad.embedding.local.row_copy import RowCopy
 from recgrad.embedding.local.slots import SlotIndex
@@ -48,21 +45,15 @@ SMALL_BYTES = 1 << 20  # AUTO: tables of at most this size are plain
 PLAIN_BYTES = 64 << 20  # AUTO: larger ones of at most this size become plain
 PLAIN_SHARE = 0.5  # … when this much of their rows was written; before, an array of all would be mostly empty
 EXPORT_ROWS = 1 << 18
-_SMALL_PAGES = 4 << 20  # a compact table's first bytes; beyond them huge pages are worth their size
+_SMALL_PAGES = 8 << 20  # a compact table's first bytes; beyond them huge pages are worth their size
 _KINDS = {"FP32": F32, "FP16": F16, "BF16": BF16}
-_STORED = "weights"
 
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class StateArray:
-    """One state of the optimizer: `width` float32 a row; without a region it lies behind the weights."""
-
-    name: str
-    width: int
-    initial: float
-    region: Region | None
+def _regions(table: str, small_pages: int) -> Callable[[int, str], Region]:
+    """Makes regions of so many bytes for what it is told, of which the first bytes have small pages."""
+    return lambda size, what: Region(size, f"{what} of table '{table}'", small_pages)
 
 
 class Table(EmbeddingTable):
@@ -89,7 +80,6 @@ class Table(EmbeddingTable):
         self.position = position
         self.numbers = numbers
         self.parameters = parameters
-        self.states: dict[str, StateArray] = {}
         self._copying: weakref.ref[RowCopy] | None = None
         self._check()
         self.kind = _KINDS[spec.data_type]
@@ -98,14 +88,15 @@ class Table(EmbeddingTable):
         size = spec.num_rows * spec.dim * item
         self.compact = spec.storage == "COMPACT" or (spec.storage == "AUTO" and size > SMALL_BYTES)
         self._fills = self.compact and spec.storage == "AUTO" and size <= PLAIN_BYTES
-        self._lay_out(0)
+        reserve = _regions(spec.name, _SMALL_PAGES if self.compact else 0)
+        self.lines = Lines(numbers, self.height, spec.dim, self.kind, reserve)
         whole = spec.shard or Shard(spec.name, spec.num_rows, spec.dim)
         initializer = parse_init_fn(spec.init_fn, whole.num_rows, whole.dim, whole.table)
         parameters[: len(initializer.parameters)] = initializer.parameters
         numbers[[KIND, ROWS]] = self.kind, spec.num_rows
         numbers[[INIT, KEY]] = initializer.kind, table_key(seed, whole.table)
         numbers[[FIRST_ROW, FIRST_COLUMN]] = whole.first_row, whole.first_column
-        self.slots = SlotIndex(numbers, partial(self._reserve, what="index")) if self.compact else None
+        self.slots = SlotIndex(numbers, lambda size: reserve(size, "index")) if self.compact else None
 
     def _check(self) -> None:
         spec = self.spec
@@ -124,24 +115,9 @@ class Table(EmbeddingTable):
         if spec.num_rows > MAX_ROWS:
             raise ValueError(f"a table has at most {MAX_ROWS} rows, got {spec.num_rows} for '{spec.name}'")
 
-    def _lay_out(self, beside: int) -> None:
-        """Make room for rows with some float32 behind the weights of each, all 0; weights move along."""
-        slots = self._kept_slots()
-        stored = None if slots is None else self._stored()[slots]
-        size = self.spec.dim * (4 if self.kind == F32 else 2)
-        self._behind = -(-size // 4)  # float32 from the weights to what is behind them
-        self._line = 4 * (self._behind + beside) if beside else size
-        self._weights = self._reserve(self.height * self._line, "weights")
-        self.numbers[[WEIGHTS, STRIDE]] = self._weights.address, self._line
-        if slots is not None:
-            self._stored()[slots] = stored
-
     def _kept_slots(self) -> Array | None:
         """The slots that hold something; None where none does."""
         return self.touched_rows()[1] if self.touched else None
-
-    def _reserve(self, size: int, what: str) -> Region:
-        return Region(size, f"{what} of table '{self.name}'", _SMALL_PAGES if self.compact else 0)
 
     # --- how rows are found ---
 
@@ -159,30 +135,10 @@ class Table(EmbeddingTable):
         assert self.slots is not None
         rows, slots = self.slots.entries()
         written = int(np.count_nonzero(self._first_bits()[slots]))
-        lines = self._weights.array(np.uint8, (self.height, self._line))
-        states = {
-            name: (state, None if state.region is None else self._state(state))
-            for name, state in self.states.items()
-        }
         self.compact = self._fills = False
         self.slots = None
-        self._weights = self._moved(lines, rows, slots, "weights")
-        self.states = {
-            name: replace(
-                state, region=old if old is None else self._moved(old, rows, slots, f"state {name}")
-            )
-            for name, (state, old) in states.items()
-        }
-        self.numbers[[WEIGHTS, INDEX, BITS, COUNT]] = self._weights.address, 0, 0, written
-
-    def _moved(self, old: Array, rows: Array, slots: Array, what: str) -> Region:
-        """A new region of the size of an old one, [height, width], with some of its slots at their rows."""
-        region = self._reserve(old.nbytes, what)
-        new = region.array(old.dtype, old.shape)
-        for first in range(0, len(rows), EXPORT_ROWS):
-            span = slice(first, first + EXPORT_ROWS)
-            new[rows[span]] = np.take(old, slots[span], axis=0)
-        return region
+        self.lines.rearrange(rows, slots, _regions(self.name, 0))
+        self.numbers[[INDEX, BITS, COUNT]] = 0, 0, written
 
     # --- rows ---
 
@@ -191,24 +147,9 @@ class Table(EmbeddingTable):
         """The number of rows that were written."""
         return int(self.numbers[COUNT])
 
-    def _stored(self) -> Array:
-        """All slots as [slots, dim]: float32, or uint16 for short types."""
-        lines = self._weights.array(np.uint8, (self.height, self._line))
-        kind, item = (np.float32, 4) if self.kind == F32 else (np.uint16, 2)
-        return lines[:, : self.spec.dim * item].view(kind)
-
     def _first_bits(self) -> Array:
         """The bits of each slot's first element; 0 where a row was never written."""
-        return first_bits(self._stored(), self.kind)
-
-    def _state(self, state: StateArray) -> Array:
-        assert state.region is not None
-        return state.region.array(np.float32, (self.height, state.width))
-
-    def _lines_behind(self) -> Array:
-        """What lies behind the weights of all slots, float32."""
-        lines = self._weights.array(np.float32, (self.height, self._line // 4))
-        return lines[:, self._behind :]
+        return first_bits(self.lines.stored(), self.kind)
 
     def touched_rows(self) -> tuple[Array, Array]:
         """Row numbers in ascending order, and their slots."""
@@ -271,26 +212,23 @@ class Table(EmbeddingTable):
     def begin_copy(self) -> Callable[[], list[TablePart]]:
         """`parts` of this moment: copied by whoever calls it, while training goes on."""
         self.finish_copy()
-        if self.history is not None or self.spec.living is not None:
-            return super().begin_copy()  # rows move without being written
-        stored = {name: state for name, state in self.states.items() if state.region is not None}
-        arrays = {f"state {name}": self._state(state) for name, state in stored.items()}
-        arrays[_STORED] = self._stored()
-        # Of a plain table, a row that is written later was put aside as one that is not.
-        places = self.touched_rows if self.slots is None else self.slots.places_of_now()
-        begun = RowCopy(arrays, self.touched if self.compact else self.height, places)
+        if self.history is not None and self.spec.living is not None:
+            return super().begin_copy()  # a row that leaves its key moves on for nobody
+        slots, places = self._places_of_now()
+        begun = self.lines.begin_copy(slots, places, self._bits_of_now(slots))
         self._copying = weakref.ref(begun)  # a copy that nobody wants any more ends by that
-        kind = self.kind
+        missed = None if self.history is None else self.history.missed_now()
+        return self.lines.parts_of(begun, missed)
 
-        def parts() -> list[TablePart]:
-            rows, copies = begun.collect()
-            written = first_bits(copies[_STORED], kind) != 0
-            if not written.all():
-                rows, copies = rows[written], {name: copy[written] for name, copy in copies.items()}
-            states = {name: copies[f"state {name}"] for name in stored}
-            return [TablePart(0, rows, as_floats(copies[_STORED], kind), states)]
+    def _places_of_now(self) -> tuple[int, Callable[[], tuple[Array, Array]]]:
+        """How many slots there are, and what gives the rows that have them now, in any thread."""
+        if self.slots is None:  # a row that is written later was put aside as one that is not
+            return self.height, self.touched_rows
+        return self.touched, self.slots.places_of_now()
 
-        return parts
+    def _bits_of_now(self, slots: int) -> Array | None:
+        """A copy of the first bits of all slots, [slots, 1], where others than updates change them."""
+        return None
 
     def finish_copy(self) -> None:
         """Copy the rest, because rows are about to be written otherwise than by an update."""
@@ -309,7 +247,7 @@ class Table(EmbeddingTable):
 
     def _read_stored(self, slots: Array) -> Array:
         """The weights as each row's last update left them."""
-        return as_floats(self._stored()[slots], self.kind)
+        return as_floats(self.lines.stored()[slots], self.kind)
 
     def write(self, rows: Array, weights: Array) -> None:
         """Set rows; short types round to nearest. States of rows that were untouched become initial."""
@@ -326,7 +264,7 @@ class Table(EmbeddingTable):
             self._bring_up_to_date(slots)
 
     def _store(self, slots: Array, weights: Array) -> None:
-        self._stored()[slots] = from_floats(weights, self.kind)
+        self.lines.stored()[slots] = from_floats(weights, self.kind)
 
     def materialise(self, rows: Array) -> None:
         """Write the rows among these that are untouched, at their initial values."""
@@ -354,28 +292,26 @@ class Table(EmbeddingTable):
 
     # --- optimizer state ---
 
+    @property
+    def states(self) -> Mapping[str, StateArray]:
+        """The optimizer's states by name."""
+        return self.lines.states
+
     def set_states(self, states: Sequence[tuple[str, int, float]]) -> None:
         """Make room for an optimizer's states (name, width, initial value); drops those there were."""
         self.finish_copy()
         self.follow(None)
-        moves = any(name == HEADING for name, _, _ in states)
-        if moves or self._line != 4 * self._behind:
-            self._lay_out(line_width(self.spec.dim) if moves else 0)
-        self.states = {}
-        for name, width, initial in states:
-            behind = name in (HEADING, STEP)  # lookups read these with the weights
-            region = None if behind else self._reserve(self.height * width * 4, f"state {name}")
-            self.states[name] = StateArray(name, width, initial, region)
+        self.lines.set_states(states, self._kept_slots())
         if any(state.initial for state in self.states.values()) and self.touched:
             self._begin_states(self.touched_rows()[1])
 
     def _begin_states(self, slots: Array) -> None:
         """Give rows their initial states."""
         for state in self.states.values():
-            if state.region is not None:
-                self._state(state)[slots] = state.initial
+            if not state.moves:
+                self.lines.state(state)[slots] = state.initial
         if self.history is not None:
-            self._lines_behind()[slots] = 0
+            self.lines.headings()[slots] = 0
 
     def follow(self, history: History | None) -> None:
         """From now on rows that no batch touches move on by this history; None for rows that stay."""
@@ -383,16 +319,16 @@ class Table(EmbeddingTable):
         self.numbers[HISTORY] = 0
         if history is None:
             return
-        self.numbers[DIRECTION] = 4 * self._behind
+        self.numbers[DIRECTION] = 4 * self.lines.behind
         self.numbers[HISTORY] = history.line.__array_interface__["data"][0]
 
     def _bring_up_to_date(self, slots: Array) -> None:
         """Let the states of rows be those of now, because their weights are."""
         assert self.history is not None
-        squares = self._state(self.states[SQUARE])
-        headings, steps = unpack(self._lines_behind()[slots], self.spec.dim)
+        squares = self.lines.state(self.states[SQUARE])
+        headings, steps = unpack(self.lines.headings()[slots], self.spec.dim)
         headings, squares[slots] = self.history.bring_up_to_date(steps, headings, squares[slots])
-        self._lines_behind()[slots] = pack(headings, np.full(len(slots), self.history.count))
+        self.lines.headings()[slots] = pack(headings, np.full(len(slots), self.history.count))
 
     def row_states(self) -> tuple[Array, dict[str, Array]]:
         """Touched rows in ascending order, and their states by name, each [rows, width]."""
@@ -400,10 +336,10 @@ class Table(EmbeddingTable):
         return rows, self._states_at(slots)
 
     def _states_at(self, slots: Array) -> dict[str, Array]:
-        stored = {name: state for name, state in self.states.items() if state.region is not None}
-        states = {name: self._state(state)[slots] for name, state in stored.items()}
+        stored = {name: state for name, state in self.states.items() if not state.moves}
+        states = {name: self.lines.state(state)[slots] for name, state in stored.items()}
         if self.history is not None:
-            states[HEADING], steps = unpack(self._lines_behind()[slots], self.spec.dim)
+            states[HEADING], steps = unpack(self.lines.headings()[slots], self.spec.dim)
             states |= {STEP: steps[:, None], STORED: self._read_stored(slots)}
             states[MISSED] = self.history.missed(steps)
         return states
@@ -420,11 +356,11 @@ class Table(EmbeddingTable):
         slots = self.slots_for(rows)
         for name, value in values.items():
             state = self.states.get(name)
-            if state is not None and state.region is not None:
-                self._state(state)[slots] = np.asarray(value, np.float32).reshape(len(rows), state.width)
+            if state is not None and not state.moves:
+                self.lines.state(state)[slots] = np.asarray(value, np.float32).reshape(len(rows), state.width)
         if self.history is not None:
             headings = np.asarray(values[HEADING], np.float32).reshape(len(rows), self.spec.dim)
-            self._lines_behind()[slots] = pack(headings, np.asarray(values[STEP], np.int32).reshape(-1))
+            self.lines.headings()[slots] = pack(headings, np.asarray(values[STEP], np.int32).reshape(-1))
             self._store(slots, np.ascontiguousarray(values[STORED], np.float32))
 
     def memory(self) -> TableMemory:

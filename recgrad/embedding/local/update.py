@@ -29,11 +29,15 @@ import numpy as np
 from numba import carray, njit, types
 
 from recgrad.embedding.local.catch_up import (
+    ENTRY,
     catch_up,
-    entry_of,
+    catch_up_wide,
+    entries_of,
     last_of,
+    powers_of,
     square_left,
     store_direction,
+    store_wide,
 )
 from recgrad.embedding.local.gather import sum_gradients, sum_scaled_gradients, sum_wide
 from recgrad.embedding.local.initializer import mix, row_stream
@@ -73,6 +77,7 @@ from recgrad.kernels.parallel import FIRST, next_task
 from recgrad.kernels.simd import field, load1, load_i64
 
 GRADIENT_AHEAD = 16  # occurrences between asking for a gradient and reading it
+ROWS_AHEAD = 32  # distinct rows between asking for one and summing its gradients
 STAGED_FLOATS = 1024
 
 _FIRST, _SECOND, _STEP = range(3)  # states of rules whose rows catch up
@@ -101,13 +106,14 @@ LIMIT, L2, DECOUPLED, SETTING_COLUMNS = range(4)
     SETTINGS,  # float32 [jobs, SETTING_COLUMNS]
     HYPER,  # float32 [jobs, HYPER_COLUMNS], what the rule gets as h
     STEPS,  # int64, the number of this update, by job
-    STATE_ADDRESSES,  # int64 [jobs, states]
+    STATE_ADDRESSES,  # int64 [jobs, states], of slot 0
+    STATE_STRIDES,  # int64 [jobs, states], bytes from slot to slot
     STATE_INITIALS,  # float32 [jobs, states], of rows that come into being
     STATE_WIDTHS,  # int64 [states]: dim, or 1 for one number a row
     SUMS,  # only for `reduce_tasks`: float32 [occurrences, dim]
     STAGE,  # function `stage`, compiled once for all rules
     UNSTAGE,  # function `unstage`
-) = range(FIRST, FIRST + 24)
+) = range(FIRST, FIRST + 25)
 
 
 @njit(nogil=True)
@@ -146,23 +152,52 @@ def next_range(a: int) -> Any:
 
 
 @njit(nogil=True)
+def _states_apart(a: int, job: int) -> int:
+    """How many of the last states do not lie behind the weights."""
+    count = field(a, STATES)
+    table = field(a, TABLES) + 8 * TABLE_COLUMNS * _job(a, job, JOB_TABLE)
+    for k in range(count):
+        if field(field(a, STATE_STRIDES), job * count + k) != field(table, STRIDE):
+            return count - k
+    return 0
+
+
+@njit(nogil=True, inline="always")
+def _fetch(a, job, slot, weights, stride, apart):  # type: ignore[no-untyped-def]
+    """Ask for weights and states of a slot."""
+    prefetch_row(weights + slot * stride, stride)
+    if apart > 0:
+        end = (job + 1) * field(a, STATES)
+        for k in range(end - apart, end):
+            simd.prefetch(field(field(a, STATE_ADDRESSES), k) + slot * field(field(a, STATE_STRIDES), k))
+
+
+@njit(nogil=True)
+def begin_range(a: int, job: int, first: int, last: int) -> None:
+    """Ask for the rows of a task that are staged before others could ask for them."""
+    table = field(a, TABLES) + 8 * TABLE_COLUMNS * _job(a, job, JOB_TABLE)
+    weights, stride, apart = field(table, WEIGHTS), field(table, STRIDE), _states_apart(a, job)
+    slots = _slots(a, job)
+    for u in range(first, min(first + ROWS_AHEAD, last)):
+        _fetch(a, job, field(slots, u), weights, stride, apart)
+
+
+@njit(nogil=True)
 def _sum_rows(a: int, job: int, first: int, rows: int, out: int, fetch: bool) -> None:
     """The summed gradients of distinct rows, one after another at address `out`.
 
-    With `fetch`, weights and states of the same rows are asked for on the way, so that they are near
-    when they are staged.
+    With `fetch`, weights and states of later rows are asked for on the way, so that they are near when they
+    are staged, and memory works while rows are computed.
     """
     dim, gradients, ends = field(a, DIM), field(a, GRADIENTS), field(a, ENDS)
+    table = field(a, TABLES) + 8 * TABLE_COLUMNS * _job(a, job, JOB_TABLE)
+    weights, stride, slots = field(table, WEIGHTS), field(table, STRIDE), _slots(a, job)
+    apart, final = 0, 0
+    if fetch:
+        apart, final = _states_apart(a, job), _job(a, job, JOB_START) + _job(a, job, JOB_ROWS)
     limit = load1(field(a, SETTINGS) + 4 * (job * SETTING_COLUMNS + LIMIT))
     scaled = _job(a, job, JOB_SCALED) != 0
     coefficients = field(a, COEFFICIENTS) if scaled else 0
-    slots, count, widths = _slots(a, job), field(a, STATES), field(a, STATE_WIDTHS)
-    places = field(a, STATE_ADDRESSES) + 8 * job * max(count, 1)
-    table = field(a, TABLES) + 8 * TABLE_COLUMNS * _job(a, job, JOB_TABLE)
-    weights, stride = field(table, WEIGHTS), field(table, STRIDE)
-    first_state = 0
-    if field(table, HISTORY) != 0:  # the other states lie behind the weights
-        count, first_state = _STEP, _SECOND
     begin = _job(a, job, JOB_START)
     if first > begin:
         begin = field(ends, first - 1)
@@ -170,12 +205,8 @@ def _sum_rows(a: int, job: int, first: int, rows: int, out: int, fetch: bool) ->
     plain = not scaled and limit == np.inf
     for u in range(first, first + rows):
         end = field(ends, u)
-        if fetch:
-            slot = field(slots, u)
-            prefetch_row(weights + slot * stride, stride)
-            for k in range(first_state, count):
-                size = 4 * field(widths, k)
-                prefetch_row(field(places, k) + slot * size, size)
+        if u + ROWS_AHEAD < final:
+            _fetch(a, job, field(slots, u + ROWS_AHEAD), weights, stride, apart)
         stop = min(end + GRADIENT_AHEAD, field(a, OCCURRENCES))
         while asked < stop:
             prefetch_row(field(gradients, asked), 4 * dim)
@@ -190,57 +221,69 @@ def _sum_rows(a: int, job: int, first: int, rows: int, out: int, fetch: bool) ->
         begin = end
 
 
-@njit(nogil=True, inline="always")
-def _copy_state(source, target, width, wide):  # type: ignore[no-untyped-def]
-    """Copy a state of one row; `wide` says that widths other than 1 are multiples of 16."""
-    if width == 1:
-        simd.store(target, load1(source))
-    elif wide:
-        copy_wide(source, target, width)
-    else:
-        copy(source, target, width)
-
-
 # `stage` and `unstage` are the same for all rules: compiled apart, so that a rule compiles fast.
 STAGE_SIGNATURE = types.void(*[types.int64] * 7)
+
+
+@njit(nogil=True, inline="always")
+def _side_by_side(dim: int, kind: int, stride: int, count: int) -> bool:
+    """Whether rows are whole vectors and lie together with `count` states, the usual case."""
+    return kind == simd.F32 and dim % 16 == 0 and stride == 4 * dim * (1 + count)
 
 
 @njit(nogil=True)
 def stage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int) -> None:
     """Bring gradients, weights and states of `rows` distinct rows into flat arrays at these addresses."""
-    dim, slots = field(a, DIM), _slots(a, job)
+    dim, slots, count = field(a, DIM), _slots(a, job), field(a, STATES)
     table = field(a, TABLES) + 8 * TABLE_COLUMNS * _job(a, job, JOB_TABLE)
     weights, stride, kind = field(table, WEIGHTS), field(table, STRIDE), field(table, KIND)
-    count, widths = field(a, STATES), field(a, STATE_WIDTHS)
-    places = field(a, STATE_ADDRESSES) + 8 * job * max(count, 1)
     _sum_rows(a, job, first, rows, g, True)
-    pitch = 4 * staged_rows(dim) * dim
-    wide = kind == simd.F32 and dim % 16 == 0
-    catches_up = field(table, HISTORY) != 0
+    pitch, size = 4 * staged_rows(dim) * dim, 4 * dim
+    catches_up, updates = field(table, HISTORY) != 0, field(field(a, STEPS), job) - 1
+    entries = powers = 0
+    if catches_up:
+        entries, powers = entries_of(table), powers_of(table)
+    together = _side_by_side(dim, kind, stride, _STEP if catches_up else count)
     new = 0
-    target = w
     for r in range(rows):
         slot = field(slots, first + r)
-        row = weights + slot * stride
+        row, target, state = weights + slot * stride, w + r * size, states + r * size
         if untouched(row, kind):
             new += 1
             _begin(a, job, first + r, r, target, states)
+        elif together and catches_up:
+            catch_up_wide(row, target, state, state + pitch, dim, entries, powers, updates)
+        elif together:
+            copy_wide(row, target, dim)
+            for k in range(count):
+                copy_wide(row + (k + 1) * size, state + k * pitch, dim)
         elif catches_up:
             _catch_up(a, job, slot, row, r, target, states)
         else:
-            if wide:
-                copy_wide(row, target, dim)
-            else:
-                read(row, kind, target, dim)
-            for k in range(count):
-                width = field(widths, k)
-                state, to = field(places, k) + 4 * slot * width, states + k * pitch + 4 * r * width
-                _copy_state(state, to, width, wide)
-        target += 4 * dim
+            read(row, kind, target, dim)
+            _copy_states(a, job, slot, r, states, True)
     # A compact table counts slots when it hands them out; of a plain one, tasks count the rows that are new.
     if new > 0 and field(table, INDEX) == 0:
         simd.fetch_add(table + 8 * COUNT, new)
     _decay(a, job, rows * dim, w, g)
+
+
+@njit(nogil=True)
+def _copy_states(a: int, job: int, slot: int, r: int, states: int, into_stage: bool) -> None:
+    """Copy the states of one row into the stage or back; of one that catches up, only v."""
+    dim, count, widths = field(a, DIM), field(a, STATES), field(a, STATE_WIDTHS)
+    places = field(a, STATE_ADDRESSES) + 8 * job * max(count, 1)
+    strides = field(a, STATE_STRIDES) + 8 * job * max(count, 1)
+    table = field(a, TABLES) + 8 * TABLE_COLUMNS * _job(a, job, JOB_TABLE)
+    begin, end = (_SECOND, _STEP) if field(table, HISTORY) != 0 else (0, count)
+    for k in range(begin, end):
+        width = field(widths, k)
+        stored = field(places, k) + slot * field(strides, k)
+        staged = states + 4 * (k * staged_rows(dim) * dim + r * width)
+        if into_stage:
+            copy(stored, staged, width)
+        else:
+            copy(staged, stored, width)
 
 
 @njit(nogil=True)
@@ -262,17 +305,17 @@ def _catch_up(a: int, job: int, slot: int, row: int, r: int, target: int, states
     table = field(a, TABLES) + 8 * TABLE_COLUMNS * _job(a, job, JOB_TABLE)
     dim, width, kind = field(a, DIM), field(field(a, STATE_WIDTHS), _SECOND), field(table, KIND)
     pitch = 4 * staged_rows(dim) * dim
-    places = field(a, STATE_ADDRESSES) + 8 * job * field(a, STATES)
+    second = 8 * (job * field(a, STATES) + _SECOND)
     direction = row + field(table, DIRECTION)
     last = last_of(direction, dim)
     weights = row
     if kind != simd.F32:
         read(row, kind, target, dim)
         weights = target
-    square = field(places, _SECOND) + 4 * slot * width
+    square = load_i64(field(a, STATE_ADDRESSES) + second) + slot * load_i64(field(a, STATE_STRIDES) + second)
     to = target, states + _FIRST * pitch + 4 * r * dim, states + _SECOND * pitch + 4 * r * width
-    left = square_left(table, max(field(field(a, STEPS), job) - 1 - last, 0))
-    catch_up(weights, direction, square, to, dim, width, left, entry_of(table, last))
+    left = square_left(powers_of(table), max(field(field(a, STEPS), job) - 1 - last, 0))
+    catch_up(weights, direction, square, to, dim, width, left, entries_of(table) + ENTRY * last)
 
 
 @njit(nogil=True)
@@ -291,43 +334,42 @@ def _decay(a: int, job: int, size: int, w: int, g: int) -> None:
 @njit(nogil=True)
 def unstage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int) -> None:
     """Write weights and states back."""
-    dim, slots = field(a, DIM), _slots(a, job)
+    dim, slots, count = field(a, DIM), _slots(a, job), field(a, STATES)
     table = field(a, TABLES) + 8 * TABLE_COLUMNS * _job(a, job, JOB_TABLE)
     weights, stride, kind = field(table, WEIGHTS), field(table, STRIDE), field(table, KIND)
-    count, widths = field(a, STATES), field(a, STATE_WIDTHS)
-    places = field(a, STATE_ADDRESSES) + 8 * job * max(count, 1)
-    pitch = 4 * staged_rows(dim) * dim
-    wide = kind == simd.F32 and dim % 16 == 0
+    pitch, size = 4 * staged_rows(dim) * dim, 4 * dim
     catches_up, step = field(table, HISTORY) != 0, np.int32(field(field(a, STEPS), job))
+    together = _side_by_side(dim, kind, stride, _STEP if catches_up else count)
     changed = field(table, CHANGED)
-    first_state = 0
-    if catches_up:
-        first_state, count = _SECOND, _STEP
-    source = w
     for r in range(rows):
         slot = field(slots, first + r)
-        row = weights + slot * stride
+        row, source, state = weights + slot * stride, w + r * size, states + r * size
         if changed != 0:
             simd.store_u8(changed + slot, np.uint8(1))
-        if wide:
+        if together and catches_up:
+            store_wide(row, source, state, state + pitch, dim, step)
+        elif together:
             copy_wide(source, row, dim)
             mark_written(row)
+            for k in range(count):
+                copy_wide(state + k * pitch, row + (k + 1) * size, dim)
         else:
-            # Short types round at random, by (table, update, row): the same for any number of threads.
-            key = field(table, KEY) + field(field(a, STEPS), job)
-            number = field(field(a, ROW_NUMBERS), first + r)
-            if field(table, KEYS) != 0:
-                number = key_of(table, number)
-            stream = row_stream(mix(key), number)
-            write(source, row, kind, dim, stream)
-        if catches_up:
-            direction = row + field(table, DIRECTION)
-            store_direction(states + _FIRST * pitch + 4 * r * dim, direction, dim, step)
-        for k in range(first_state, count):
-            width = field(widths, k)
-            state, to = states + k * pitch + 4 * r * width, field(places, k) + 4 * slot * width
-            _copy_state(state, to, width, wide)
-        source += 4 * dim
+            _write_row(a, job, first + r, row, source)
+            if catches_up:
+                store_direction(state, row + field(table, DIRECTION), dim, step)
+            _copy_states(a, job, slot, r, states, False)
+
+
+@njit(nogil=True)
+def _write_row(a: int, job: int, u: int, row: int, source: int) -> None:
+    """Store the weights of a distinct row at its address."""
+    table = field(a, TABLES) + 8 * TABLE_COLUMNS * _job(a, job, JOB_TABLE)
+    # Short types round at random, by (table, update, row): the same for any number of threads.
+    key = field(table, KEY) + field(field(a, STEPS), job)
+    number = field(field(a, ROW_NUMBERS), u)
+    if field(table, KEYS) != 0:
+        number = key_of(table, number)
+    write(source, row, field(table, KIND), field(a, DIM), row_stream(mix(key), number))
 
 
 @njit(nogil=True)
@@ -355,6 +397,7 @@ def update_function(rule: Any) -> Any:
             job, first, last = next_range(a)
             if job < 0:
                 return
+            begin_range(a, job, first, last)
             h = carray(simd.pointer(field(a, HYPER) + 4 * job * columns), columns, np.float32)
             while first < last:
                 rows = min(most, last - first)

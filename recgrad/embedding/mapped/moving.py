@@ -25,7 +25,7 @@ from recgrad.embedding.deltas.writing import DELETE, UPSERT
 from recgrad.embedding.local.index import MAX_LOAD, find_or_add
 from recgrad.embedding.local.index import find as find_slot
 from recgrad.embedding.local.index import put as put_row
-from recgrad.embedding.local.layout import BITS, COUNT, INDEX, ROWS, STRIDE, WEIGHTS
+from recgrad.embedding.local.layout import BITS, COUNT, INDEX, READ, ROWS, STRIDE, WEIGHTS
 from recgrad.embedding.local.living.index import close_gap, place
 from recgrad.embedding.local.living.index import put as put_key
 from recgrad.embedding.local.living.layout import ENTRIES, LINE_COLUMNS, SIZE, UNKNOWN_ROWS
@@ -55,7 +55,7 @@ class MovingTables(MappedTables):
         if record.entries:
             room = record.stand_ins + max(record.capacity, record.num_rows - record.stand_ins)
         line = self._matrix[i]
-        line[[STRIDE, ROWS, COUNT]] = stride, room, record.stored_rows
+        line[[STRIDE, READ, ROWS, COUNT]] = stride, stride, room, record.stored_rows
         self._describe(line, i, record)
         line[WEIGHTS] = self._map_room(folder / record.rows_file, record.stored_rows * stride, room * stride)
         if record.entries:

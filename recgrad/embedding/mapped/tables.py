@@ -30,6 +30,7 @@ from recgrad.embedding.local.layout import (
     KIND,
     MEAN,
     OFFSETS,
+    READ,
     ROWS,
     STRIDE,
     TABLE,
@@ -107,6 +108,32 @@ class BadIdError(ValueError):
         self.lookup, self.position = lookup, position
 
 
+class PreparedLookups:
+    """Lookups whose ids and vectors lie in the same place at every call, on the thread that calls.
+
+    Args:
+        kernel: that looks up.
+        block: its arguments.
+        errors: that it writes to.
+        kept: arrays that the block refers to.
+    """
+
+    def __init__(self, kernel: Any, block: Array, errors: Array, kept: tuple[Any, ...]) -> None:
+        self._kernel, self._address = kernel, address_of(block)
+        self._drawn = block.data  # the first number counts the tasks that are done
+        self._errors, self._none = errors, bytes(errors.nbytes)
+        self._kept = block, kept
+
+    def run(self) -> bool:
+        """Look up the ids that are there now; False if one is outside its table."""
+        self._drawn[0] = 0
+        self._kernel(self._address)
+        if self._errors.tobytes() == self._none:
+            return True
+        self._errors[:] = 0
+        return False
+
+
 class MappedTables:
     """All tables of a bundle, read-only; threads may share it.
 
@@ -133,7 +160,7 @@ class MappedTables:
         packing = PACKINGS[record.packing]
         stride = packing.stride(record.dim)
         line = self._matrix[i]
-        line[[STRIDE, ROWS, COUNT]] = stride, record.num_rows, record.stored_rows
+        line[[STRIDE, READ, ROWS, COUNT]] = stride, stride, record.num_rows, record.stored_rows
         self._describe(line, i, record)
         line[WEIGHTS] = self._map(folder / record.rows_file, record.stored_rows * stride)
         if record.entries:
@@ -234,6 +261,20 @@ class MappedTables:
             at, position, value = errors[np.flatnonzero(errors[:, 1])[0]].tolist()
             record = self.lookups[lookups[at]]
             raise BadIdError(record, self.records[record.table], value, position - 1)
+
+    def prepare(self, lines: Array) -> PreparedLookups | None:
+        """What looks up by complete lines again and again; None where rows belong to ids: these move.
+
+        Args:
+            lines: as `lines` gives them, filled in.
+        """
+        if self._living:
+            return None
+        tasks = _tasks(lines[:, BAGS])
+        errors = np.zeros((len(tasks), ERROR_COLUMNS), np.int64)
+        arrays = (lines, self._matrix, self._parameters, tasks, errors)
+        block = np.array([0, 0, len(tasks), *map(address_of, arrays)], np.int64)
+        return PreparedLookups(self._kernel.ctypes, block, errors, arrays)
 
     def _with_rows(self, lookups: Sequence[str], lines: Array, threads: int) -> tuple[Array, list[Array]]:
         """Lines that point to row numbers, where rows belong to ids, and what these lie in."""

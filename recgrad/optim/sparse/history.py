@@ -35,6 +35,7 @@ adds up: each time a row is read, its whole way since its last update is taken a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -116,6 +117,11 @@ def check_lazy(group: dict[str, Any]) -> None:
         )
 
 
+def moved(weights: Array, headings: Array, missed: Array) -> Array:
+    """Rows as they are by now, float32: the arithmetic of lookups, bit for bit."""
+    return np.asarray(weights - missed[:, MOVE, None] * headings)
+
+
 class History:
     """By update, how far the rows that it touched last have moved since.
 
@@ -167,6 +173,19 @@ class History:
     def missed(self, steps: Array) -> Array:
         """The entries of rows that these updates touched last, float32 [rows, 5]."""
         return self._entries[steps, :_SAVED]
+
+    def missed_now(self) -> Callable[[Array], Array]:
+        """`missed` of this moment, to be asked later: entries that are settled stay as they are."""
+        entries, first = self._entries, self._first
+        recent = entries[first : self.count + 1, :_SAVED].copy()
+
+        def missed(steps: Array) -> Array:
+            found = entries[steps, :_SAVED]
+            late = steps >= first
+            found[late] = recent[steps[late] - first]
+            return found
+
+        return missed
 
     def bring_up_to_date(self, steps: Array, headings: Array, squares: Array) -> tuple[Array, Array]:
         """Directions and second moments of rows that these updates touched last, as of the last update."""

@@ -206,9 +206,9 @@ def test_short_types_and_compact_tables_catch_up(data_type: str, storage: str) -
     np.testing.assert_array_equal(weights, ours.all()[rows])
 
 
-@pytest.mark.parametrize("storage", ["PLAIN", "COMPACT"])
-def test_bags_catch_up_with_weights_and_means(storage: str) -> None:
-    spec = TableSpec("t", ROWS, 20, INIT, storage=storage)
+@pytest.mark.parametrize(("storage", "dim"), [("PLAIN", 20), ("COMPACT", 20), ("PLAIN", 16)])
+def test_bags_catch_up_with_weights_and_means(storage: str, dim: int) -> None:
+    spec = TableSpec("t", ROWS, dim, INIT, storage=storage)
     lookups = [LookupSpec("sum", "a", "t"), LookupSpec("mean", "b", "t", pooling="mean")]
     engine = LocalEngine([spec], lookups, keys=["a", "b"])
     optimizer = Adam(engine, lr=0.05, lazy=False)
@@ -222,7 +222,7 @@ def test_bags_catch_up_with_weights_and_means(storage: str) -> None:
         values = torch.randint(0, ROWS - 4, (15,), generator=generator)
         batch(values, torch.rand(15, generator=generator)).sum().backward()
         optimizer.step()
-    table = np.zeros((ROWS, 20), np.float32)
+    table = np.zeros((ROWS, dim), np.float32)
     rows, weights = engine.export_table("t")
     table[rows] = weights
     missing = np.setdiff1d(np.arange(ROWS), rows)

@@ -61,6 +61,15 @@ def scores_of(policy, counts, lasts, now, decay):  # type: ignore[no-untyped-def
     return scores
 
 
+def best_first(policy: int, decay: float, marks: Any, keys: Any, now: int) -> Any:
+    """The order of keys by what they are worth, the best first; marks as rows have them."""
+    counts, lasts = marks & 0xFFFFFFFF, marks >> 32
+    scores = lasts.astype(np.float64)
+    if policy == DISTANCE:
+        scores = counts / (now - lasts + 1.0) ** decay
+    return np.lexsort((keys, lasts, counts) if policy == COUNT else (keys, scores))[::-1]
+
+
 @njit(nogil=True)
 def _worth(policy: int, count: int, last: int, now: int, powers: Any) -> Any:
     """A key's score as a float, in the same order up to rounding; powers are those of ages."""

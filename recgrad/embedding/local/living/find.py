@@ -10,15 +10,17 @@ import numpy as np
 from numba import njit
 
 from recgrad.embedding.local.initializer import mix
-from recgrad.embedding.local.living.index import find, prefetch_key
+from recgrad.embedding.local.living.index import find, find_from, home_near, prefetch_key
 from recgrad.embedding.local.living.layout import (
     COUNTS,
+    ENTRIES,
     META,
     MISSES,
     PENDING,
     REFUSED,
     REFUSED_ROWS,
     ROUND,
+    SIZE,
     STEP,
     UNKNOWN,
     UNKNOWN_ROWS,
@@ -65,22 +67,27 @@ def _mark(line: int, row: int, step: int, counts: bool) -> None:
 
 @njit(nogil=True)
 def _find_and_mark(line: int, keys: int, rows: int, first: int, last: int) -> int:
-    """Rows of keys, −1 for those without, and marks on them; returns how many have none."""
+    """Rows of keys, −1 for those without, and marks on them; returns how many have none.
+
+    As in `find_tasks`, a place of `rows` first has the home of its key.
+    """
     step, counts, misses = field(line, STEP), field(line, COUNTS) != 0, 0
     meta = field(line, META)
     if field(line, PENDING) != 0:
         meta = field(line, PENDING)
-    size = 8 if field(line, PENDING) != 0 else 16
+    width = 8 if field(line, PENDING) != 0 else 16
+    entries, size = field(line, ENTRIES), field(line, SIZE)
     begin = first
     while begin < last:  # in blocks, so that marks are on their way while rows are found
         end = min(begin + 64, last)
         for i in range(begin, end):
             if i + AHEAD < last:
-                prefetch_key(line, load_i64(keys + 8 * (i + AHEAD)))
-            row = find(line, load_i64(keys + 8 * i))
+                j = home_near(entries, size, load_i64(keys + 8 * (i + AHEAD)))
+                store_i64(rows + 8 * (i + AHEAD), j)
+            row = find_from(line, entries, size, load_i64(keys + 8 * i), load_i64(rows + 8 * i))
             store_i64(rows + 8 * i, row)
             if row >= 0:
-                prefetch_to_write(meta + size * row)
+                prefetch_to_write(meta + width * row)
         for i in range(begin, end):
             row = load_i64(rows + 8 * i)
             if row >= 0:
@@ -102,8 +109,9 @@ def find_tasks(a: int) -> None:
         job = field(a, JOBS) + 8 * JOB_COLUMNS * field(piece, 0)
         line, keys, rows = field(job, JOB_LINE), field(job, JOB_KEYS), field(job, JOB_ROWS)
         first, last = field(piece, 1), field(piece, 2)
+        entries, size = field(line, ENTRIES), field(line, SIZE)
         for i in range(first, min(first + AHEAD, last)):
-            prefetch_key(line, load_i64(keys + 8 * i))
+            store_i64(rows + 8 * i, home_near(entries, size, load_i64(keys + 8 * i)))
         if field(a, TRAINING) != 0:
             misses = _find_and_mark(line, keys, rows, first, last)
             if misses > 0:
@@ -111,9 +119,10 @@ def find_tasks(a: int) -> None:
             continue
         for i in range(first, last):
             if i + AHEAD < last:
-                prefetch_key(line, load_i64(keys + 8 * (i + AHEAD)))
+                j = home_near(entries, size, load_i64(keys + 8 * (i + AHEAD)))
+                store_i64(rows + 8 * (i + AHEAD), j)
             key = load_i64(keys + 8 * i)
-            row = find(line, key)
+            row = find_from(line, entries, size, key, load_i64(rows + 8 * i))
             store_i64(rows + 8 * i, row if row >= 0 else stand_in(line, key, False))
 
 

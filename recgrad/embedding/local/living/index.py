@@ -2,9 +2,9 @@
 
 Open addressing with linear probing over any number of entries; a key's home is its mixed bits times that
 number, so the index is as large as needed and no larger. An entry that is taken out leaves no mark: those
-behind it move up. Growing needs no pause: a larger index is put beside the old one, new keys go into the
-new one, and every batch moves some of the old entries over; what is taken out meanwhile is marked in the
-old one.
+behind it move up. Growing needs no pause (growth.py): a larger index is put beside the old one, new keys go
+into the new one, and every batch moves some of the old entries over; what is taken out meanwhile is marked in
+the old one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from recgrad.embedding.local.living.layout import (
     OLD_SIZE,
     SIZE,
 )
-from recgrad.kernels.simd import field, load_i64, prefetch, store_i64
+from recgrad.kernels.simd import field, load_i64, prefetch, prefetch_to_write, store_i64
 
-MAX_LOAD = 0.7
-MOVES_PER_INSERT = 4
+MAX_LOAD = 0.6
+MOVES_PER_INSERT = 2  # at least 1 / MAX_LOAD, so that all are moved before the next growth
 MIN_MOVES = 4096
+_AHEAD = 16  # entries between asking for a place in the new index and writing to it
 _GONE = -1  # in the old index: taken out
 
 
@@ -35,9 +36,8 @@ def home(key: int, size: int) -> int:
 
 
 @njit(nogil=True)
-def place(entries: int, size: int, key: int) -> int:
-    """The entry of a key in one index, or −1."""
-    j = home(key, size)
+def place_from(entries: int, size: int, key: int, j: int) -> int:
+    """The entry of a key in one index, or −1; j is its home."""
     while True:
         row = load_i64(entries + ENTRY * j + 8)
         if row == 0:
@@ -47,6 +47,12 @@ def place(entries: int, size: int, key: int) -> int:
         j += 1
         if j == size:
             j = 0
+
+
+@njit(nogil=True)
+def place(entries: int, size: int, key: int) -> int:
+    """The entry of a key in one index, or −1."""
+    return place_from(entries, size, key, home(key, size))
 
 
 @njit(nogil=True)
@@ -68,10 +74,17 @@ def prefetch_key(line: int, key: int) -> None:
 
 
 @njit(nogil=True)
-def find(line: int, key: int) -> int:
-    """The row of a key, or −1."""
-    entries = field(line, ENTRIES)
-    j = place(entries, field(line, SIZE), key)
+def home_near(entries: int, size: int, key: int) -> int:
+    """The home of a key, for `find_from` some keys later; it is brought near."""
+    j = home(key, size)
+    prefetch(entries + ENTRY * j)
+    return j
+
+
+@njit(nogil=True)
+def find_from(line: int, entries: int, size: int, key: int, j: int) -> int:
+    """The row of a key, or −1; its home is that in the newest index, whose entries and size these are."""
+    j = place_from(entries, size, key, j)
     if j < 0:
         entries = field(line, OLD_ENTRIES)
         if entries == 0:
@@ -80,6 +93,13 @@ def find(line: int, key: int) -> int:
         if j < 0:
             return -1
     return load_i64(entries + ENTRY * j + 8) - 1
+
+
+@njit(nogil=True)
+def find(line: int, key: int) -> int:
+    """The row of a key, or −1."""
+    entries, size = field(line, ENTRIES), field(line, SIZE)
+    return find_from(line, entries, size, key, home(key, size))
 
 
 @njit(nogil=True)
@@ -130,8 +150,11 @@ def move(line: int, count: int) -> None:
     if old == 0:
         return
     last = min(field(line, MOVED) + count, field(line, OLD_SIZE))
+    entries, size = field(line, ENTRIES), field(line, SIZE)
     for j in range(field(line, MOVED), last):
+        if j + _AHEAD < last and load_i64(old + ENTRY * (j + _AHEAD) + 8) > 0:
+            prefetch_to_write(entries + ENTRY * home(load_i64(old + ENTRY * (j + _AHEAD)), size))
         row = load_i64(old + ENTRY * j + 8)
         if row > 0:
-            put(field(line, ENTRIES), field(line, SIZE), load_i64(old + ENTRY * j), row - 1)
+            put(entries, size, load_i64(old + ENTRY * j), row - 1)
     store_i64(line + 8 * MOVED, last)

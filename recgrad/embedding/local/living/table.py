@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from recgrad.embedding.local.inputs import address_of
 from recgrad.embedding.local.layout import FROZEN, INIT, KEYS, TABLE_COLUMNS
 from recgrad.embedding.local.layout import KEY as TABLE_KEY
 from recgrad.embedding.local.living import layout as at
-from recgrad.embedding.local.living.index import MAX_LOAD
-from recgrad.embedding.local.living.rows import counters_task, place_task, reindex_task, settle_task
+from recgrad.embedding.local.living.candidates import best_first
+from recgrad.embedding.local.living.growth import IndexMemory
+from recgrad.embedding.local.living.rows import counters_task, place_task, reindex_task
 from recgrad.embedding.local.memory import Region
 from recgrad.embedding.local.table import Table
 from recgrad.embedding.local.transfer import initial_task
@@ -36,6 +38,7 @@ _LEAST = 1024
 _LEAST_WINDOW_BITS = 10
 _SLACK_SHIFT = 6  # 1/64 of the capacity is evicted beyond need
 _SMALL_PAGES = 4 << 20
+_GOLDEN, _MOST_REGIONS = 0.6180339887498949, 1 << 12
 _FILTERS = {"": 0, "above": 1, "mean": 2, "chance": 3}
 
 
@@ -70,6 +73,7 @@ class LivingTable(Table, LivingRows):
             living=None,
             shard=Shard(self.title, height, spec.dim),
         )
+        self._regions = 0
         super().__init__(inner, position, numbers, parameters, seed, engine)
         self.spec = spec
         self._seed = seed
@@ -80,8 +84,7 @@ class LivingTable(Table, LivingRows):
         self._pending = self._region(8 * height, "counts") if living.filter.kind else None
         buckets = -(-living.counters // at.WAYS)
         self._counters = self._region(16 * at.WAYS * buckets, "counters") if living.threshold > 1 else None
-        self._entries = self._region(at.ENTRY * _LEAST, "index")
-        self._old: Region | None = None
+        self._index = IndexMemory(self.line, living.capacity, partial(self._region, what="index"))
         self._set_line(buckets)
         self._window: Array = np.empty((0, 3), np.int64)
         self._new_window(_LEAST_WINDOW_BITS)
@@ -99,12 +102,19 @@ class LivingTable(Table, LivingRows):
         self.waiting = (position if spec.shard is None else spec.shard.position) % living.interval
 
     def _region(self, size: int, what: str) -> Region:
-        return Region(size, f"{what} of table '{self.title}'", _SMALL_PAGES)
+        return Region(size, f"{what} of table '{self.title}'", _SMALL_PAGES, self._next_phase())
+
+    def _reserve(self, size: int, what: str) -> Region:
+        return Region(size, f"{what} of table '{self.title}'", phase=self._next_phase())
+
+    def _next_phase(self) -> float:
+        """Another for each region of each table, evenly spread however many there are (Weyl 1916)."""
+        self._regions += 1
+        return (_GOLDEN * (self.position + _MOST_REGIONS * self._regions)) % 1.0
 
     def _set_line(self, buckets: int) -> None:
         line, living = self.line, self.living
         line[at.TABLE_LINE] = address_of(self.numbers)
-        line[[at.ENTRIES, at.SIZE]] = self._entries.address, _LEAST
         line[[at.META, at.FREE]] = self._meta.address, self._free.address
         line[at.PENDING] = 0 if self._pending is None else self._pending.address
         line[[at.RESERVED, at.HIGH, at.CAPACITY]] = self.reserved, self.reserved, living.capacity
@@ -149,26 +159,8 @@ class LivingTable(Table, LivingRows):
         return keys[order].astype(np.int64), (rows + self.reserved)[order]
 
     def make_room(self, rows: int) -> None:
-        """See to it that as many more keys find room in the index; begins to enlarge it when needed."""
-        line = self.line
-        if self._old is not None and line[at.MOVED] == line[at.OLD_SIZE]:
-            self._drop_old()
-        need, size = min(int(line[at.LIVE]) + rows, self.living.capacity), int(line[at.SIZE])
-        if need <= MAX_LOAD * size:
-            return
-        if self._old is not None:
-            launch(compiled(settle_task), line, tasks=1)
-            self._drop_old()
-        most = int(self.living.capacity / MAX_LOAD) + 8
-        larger = min(max(2 * size, int(need / MAX_LOAD) + 8), most)
-        self._old = self._entries
-        line[[at.OLD_ENTRIES, at.OLD_SIZE, at.MOVED]] = line[at.ENTRIES], size, 0
-        self._entries = self._region(at.ENTRY * larger, "index")
-        line[[at.ENTRIES, at.SIZE]] = self._entries.address, larger
-
-    def _drop_old(self) -> None:
-        self.line[[at.OLD_ENTRIES, at.OLD_SIZE, at.MOVED]] = 0
-        self._old = None
+        """See to it that as many more keys find room in the index."""
+        self._index.make_room(rows)
 
     def _new_window(self, bits: int) -> None:
         count = int(self.line[at.WINDOW_COUNT])
@@ -250,6 +242,22 @@ class LivingTable(Table, LivingRows):
         own = np.empty(0, np.int64) if self.living.fallback else np.arange(self.reserved)
         return np.concatenate([own, self.touched_rows()[1]])
 
+    def _places_of_now(self) -> tuple[int, Callable[[], tuple[Array, Array]]]:
+        high = int(self.line[at.HIGH])
+        keys = self.meta[:high, 0].copy()
+        if not self.living.fallback:
+            keys[: self.reserved] = -1
+
+        def places() -> tuple[Array, Array]:
+            rows = np.flatnonzero(keys >= 0)
+            return keys[rows], rows
+
+        return high, places
+
+    def _bits_of_now(self, slots: int) -> Array:
+        # A row that is taken from its key loses them; the rest stays until an update, which puts it aside.
+        return self._first_bits()[:slots, None].copy()
+
     # --- rows by key: what optimizers, checkpoints and exports see ---
 
     def touched_rows(self) -> tuple[Array, Array]:
@@ -269,9 +277,7 @@ class LivingTable(Table, LivingRows):
         self.make_room(len(keys))
         slots = np.empty_like(keys)
         launch(compiled(place_task), self.line, keys, slots, len(keys), tasks=1)
-        if self._old is not None:
-            launch(compiled(settle_task), self.line, tasks=1)
-            self._drop_old()
+        self._index.settle()
         if self.living.fallback:
             slots[keys == FALLBACK] = 0
         return slots
@@ -280,7 +286,9 @@ class LivingTable(Table, LivingRows):
         """Set the rows of keys; those that find no room are left out."""
         rows = np.asarray(rows, np.int64)
         kept = self._kept(rows)
-        if not kept.all() and not self._told:
+        if not self.living.fallback and (rows == FALLBACK).any():
+            _log.info("table '%s': the row that ids without one shared (zch) is left out", self.title)
+        if not (kept | (rows == FALLBACK)).all() and not self._told:
             self._told = True
             _log.warning(
                 "table '%s': ids beyond its capacity %d are left out", self.title, self.living.capacity
@@ -332,25 +340,35 @@ class LivingTable(Table, LivingRows):
 
     def export_scores(self) -> dict[str, Array]:
         """All that rows do not hold: keys and their marks, the window, the counters, the pass."""
-        keys, rows = self.live()
-        pending = self._pending_of(rows)
-        state = {
-            "keys": keys,
-            "marks": self.meta[rows, 1].copy(),
-            "window": self._window[: int(self.line[at.WINDOW_COUNT])].copy(),
-            "numbers": np.array([self.line[at.STEP], self.waiting], np.int64),
-            "turnover": self.line[at.ADMITTED : at.TURNED_AWAY + 1].copy(),
-        }
-        if pending is not None:
-            state["pending"] = pending
-        if self._counters is not None:
-            entries = self._counters.array(np.int64, (int(self.line[at.BUCKETS]) * at.WAYS, 2))
-            held = entries[entries[:, 0] != 0]
-            state["counters"] = held[np.argsort(held[:, 0])]
-        return state
+        return self.begin_scores()()
 
-    def _pending_of(self, rows: Array) -> Array | None:
-        return None if self._pending is None else self._pending.array(np.int64, (self.height,))[rows].copy()
+    def begin_scores(self) -> Callable[[], dict[str, Array]]:
+        """`export_scores` of this moment: memory is copied as it is, and put in order by who calls."""
+        line, high = self.line, int(self.line[at.HIGH])
+        meta = self.meta[self.reserved : high].copy()
+        pending, counters = None, None
+        if self._pending is not None:
+            pending = self._pending.array(np.int64, (self.height,))[self.reserved : high].copy()
+        if self._counters is not None:
+            counters = self._counters.array(np.int64, (int(line[at.BUCKETS]) * at.WAYS, 2)).copy()
+        others = {
+            "window": self._window[: int(line[at.WINDOW_COUNT])].copy(),
+            "numbers": np.array([line[at.STEP], self.waiting], np.int64),
+            "turnover": line[at.ADMITTED : at.TURNED_AWAY + 1].copy(),
+        }
+
+        def scores() -> dict[str, Array]:
+            rows = np.flatnonzero(meta[:, 0] >= 0)
+            rows = rows[np.argsort(meta[rows, 0])]
+            state = {"keys": meta[rows, 0], "marks": meta[rows, 1], **others}
+            if pending is not None:
+                state["pending"] = pending[rows]
+            if counters is not None:
+                held = counters[counters[:, 0] != 0]
+                state["counters"] = held[np.argsort(held[:, 0])]
+            return state
+
+        return scores
 
     def import_scores(self, state: Mapping[str, Array]) -> None:
         """Take over the keys of a checkpoint; where they are more than there is room for, the best."""
@@ -361,7 +379,7 @@ class LivingTable(Table, LivingRows):
             turnover = np.asarray(state["turnover"], np.int64)
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(f"table '{self.title}': its keys cannot be read ({error})") from error
-        order = self._best_first(marks, keys, step)[: self.living.capacity]
+        order = best_first(self.living.policy, self.living.decay, marks, keys, step)[: self.living.capacity]
         dropped = len(keys) - len(order)
         if dropped:
             self._told = True
@@ -391,21 +409,11 @@ class LivingTable(Table, LivingRows):
             held = np.ascontiguousarray(state["counters"], np.int64).reshape(-1, 2)
             launch(compiled(counters_task), self.line, held, len(held), tasks=1)
 
-    def _best_first(self, marks: Array, keys: Array, now: int) -> Array:
-        """The order of keys by what the policy values them, the best first; smaller keys leave first."""
-        counts, lasts = marks & 0xFFFFFFFF, marks >> 32
-        scores = lasts.astype(np.float64)
-        if self.living.policy == DISTANCE:
-            scores = counts / (now - lasts + 1.0) ** self.living.decay
-        by = (keys, scores) if self.living.policy != COUNT else (keys, lasts, counts)
-        return np.lexsort(by)[::-1]
-
     def memory(self) -> TableMemory:
         """Keys with a row and what they cost."""
         base = super().memory()
         live = int(self.line[at.LIVE])
-        size = int(self.line[at.SIZE]) + int(self.line[at.OLD_SIZE])
-        index = at.ENTRY * size + 16 * live + (8 * live if self._pending is not None else 0)
+        index = self._index.nbytes + 16 * live + (8 * live if self._pending is not None else 0)
         index += 4 * int(self.line[at.FREE_COUNT]) + self._window.nbytes + self._window_index.nbytes
         if self._counters is not None:
             index += self._counters.size
