@@ -98,7 +98,7 @@ def base_config(folder: Path) -> PipelineConfig:
     config.data_config.shuffle = False
     settings = config.train_config
     settings.use_tensorboard = False
-    settings.log_step_count_steps = 1
+    settings.log_step_count_steps = 50
     settings.ClearField("save_checkpoints_epochs")
     settings.save_checkpoints_steps = 1_000_000
     settings.ClearField("num_steps")
@@ -155,7 +155,7 @@ def measure_loop(folder: Path, brokers: Brokers, repeats: int) -> list[Bar]:
 
 def measure_kills(folder: Path, brokers: Brokers, kills: int) -> list[Bar]:
     """Whether a run that is killed again and again ends with the weights of one that is not."""
-    steps = max(60, 6 * kills)
+    steps = max(60, 12 * kills)  # more than runs that are killed so soon make
     table = pq.read_table(folder / "train.parquet")
     rows = table.slice(0, steps * 64)
     rng = random.Random(1)
@@ -189,7 +189,7 @@ def measure_kills(folder: Path, brokers: Brokers, kills: int) -> list[Bar]:
             before = begun(killed)
             while process.is_alive() and begun(killed) <= before:
                 time.sleep(0.005)
-            time.sleep(rng.uniform(0, 1.5))  # before, in and after the first steps
+            time.sleep(rng.uniform(0, 0.5))  # before, in and after the first steps
             if process.is_alive():
                 process.kill()
                 done += 1

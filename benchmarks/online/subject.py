@@ -69,6 +69,8 @@ class Subject:
         tables: int = TABLES,
         dim: int = DIM,
         init_fn: str | None = None,
+        optimizer: str = "adagrad_optimizer",
+        lr: float = 0.05,
     ) -> None:
         storage, height = ("AUTO", NUM_ROWS) if living else ("COMPACT", rows)
         specs = [
@@ -78,7 +80,7 @@ class Subject:
         lookups = [LookupSpec(key, key, spec.name) for key, spec in zip(keys, specs, strict=True)]
         self.name, self.living, self.keys = name, living, keys
         self.engine = LocalEngine(specs, lookups, keys=keys)
-        self.optimizer = SPARSE_OPTIMIZERS["adagrad_optimizer"](self.engine, lr=0.05)
+        self.optimizer = SPARSE_OPTIMIZERS[optimizer](self.engine, lr=lr)
         self.seconds: list[float] = []
 
     def step(self, numbers: Array, gradient: torch.Tensor) -> None:

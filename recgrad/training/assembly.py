@@ -175,6 +175,8 @@ def sharded_engine(
             weighted=any(feature.spec.weighted for feature in features),
             batch_size=config.data_config.batch_size,
             local_world_size=processes.environment.local_world_size,
+            group=processes.group,
+            half=config.train_config.half_precision_exchange,
             choices=kernels_of_tables(config, tables, lookups, [processes.device.type]),
             device=processes.device,
             **kwargs,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from recgrad.embedding.engine import EmbeddingEngine, EmbeddingTable
+from recgrad.embedding.living import NUM_ROWS
 from recgrad.errors import CheckpointError
 from recgrad.optim.sparse import SparseOptimizer
 from recgrad.training.assembly import Training
@@ -44,7 +45,8 @@ def capture(training: Training, state: TrainState) -> Snapshot:
     with evaluated_weights(training):
         evaluated = _owned(dense_state(training.task.model)) if processes.is_main else {}
     tables = capture_tables(training.task.model.engine, training.sparse_optimizer)
-    living = living_state(training.task.model.engine, processes.collect)
+    several = processes.world_size > 1
+    living = living_state(training.task.model.engine, processes.collect if several else None)
     if not processes.is_main:
         return Snapshot(state.step, {}, tables)
     positions, generators, metrics, conditions = zip(*everyone, strict=True)
@@ -188,12 +190,16 @@ def _check_tables(snapshot: Snapshot, engine: EmbeddingEngine | None, remedy: st
     for saved in snapshot.tables:
         spec = tables[saved.name].spec
         if (spec.num_rows, spec.dim) != (saved.num_rows, saved.dim):
-            sizes = f"table '{saved.name}' has {spec.num_rows} rows of {spec.dim}"
-            text = f"{sizes}, the checkpoint's {saved.num_rows} of {saved.dim}"
+            sizes = f"table '{saved.name}' has {_height(spec.num_rows)} of {spec.dim}"
+            text = f"{sizes}, the checkpoint's {_height(saved.num_rows)} of {saved.dim}"
             raise _misfit(snapshot, text, remedy)
         problem = hash_misfit(snapshot, saved.name, spec.hash)
         if problem is not None:
             raise _misfit(snapshot, f"table '{saved.name}': {problem}", _SAME_HASH)
+
+
+def _height(num_rows: int) -> str:
+    return "rows by id (zch or dynamicemb)" if num_rows == NUM_ROWS else f"{num_rows} rows"
 
 
 def restore_tables(

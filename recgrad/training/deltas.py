@@ -22,6 +22,7 @@ def build_delta_hooks(config: PipelineConfig, training: Training, model_dir: Pat
     if not config.train_config.HasField("delta_embedding_dump_config"):
         return []
     settings = config.train_config.delta_embedding_dump_config
+    every_secs = 60.0 * settings.dump_interval_minutes + settings.dump_interval_secs  # one of them is 0
     averaged = uses_ema(config, exporting=True)
     return [
         DumpDeltas(
@@ -29,9 +30,10 @@ def build_delta_hooks(config: PipelineConfig, training: Training, model_dir: Pat
             lambda: exported_dense(training, averaged),
             Path(settings.output_dir) if settings.output_dir else model_dir / FOLDER,
             prefix=settings.file_prefix,
-            every_steps=0 if settings.dump_interval_minutes else settings.dump_interval_steps,
-            every_secs=60.0 * settings.dump_interval_minutes,
+            every_steps=0 if every_secs else settings.dump_interval_steps,
+            every_secs=every_secs,
             quant="INT8" if settings.quant_type else "NONE",
+            own_folder=not settings.output_dir,
         )
     ]
 

@@ -86,6 +86,7 @@ class Feed:
         stop: signals are agreed on where ranks ask each other for batches.
         ask: whether ranks may differ in the number of batches; else none is asked.
         reading: is entered whenever a batch is waited for.
+        waiting: is called on all ranks, each time that none of them has had rows of a stream.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Feed:
         stop: StopRequest,
         ask: bool,
         reading: Callable[[], AbstractContextManager[None]] = nullcontext,
+        waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self._loader = loader
         self._batches: Iterator[Batch] = loader.epoch(epoch, position)
@@ -109,6 +111,7 @@ class Feed:
         self._stop = stop
         self._ask = ask and processes.distributed
         self._reading = reading
+        self._waiting = waiting
         self._ahead: _Drawn | None = None
         self._having: float | None = None  # ranks that have the batch ahead, once they have agreed
         self._time = NO_TIME
@@ -148,6 +151,7 @@ class Feed:
             self._stop.agree(signals)
             if having or not alive or self._stop.signal is not None:
                 return drawn, having
+            self._waiting()
             drawn = self._draw()
 
     def share(self, rows: int, losses: Mapping[str, float], *, last: bool) -> Shared:

@@ -48,6 +48,9 @@ class Hook:
     def after_step(self, trainer: Trainer, report: StepReport) -> None:
         """After an update."""
 
+    def while_waiting(self, trainer: Trainer) -> None:
+        """Some times a second while rows of a stream are waited for; of several ranks, on all or none."""
+
     def after_epoch(self, trainer: Trainer) -> None:
         """After a full pass over the data; `trainer.state.epoch` counts it."""
 

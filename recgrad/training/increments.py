@@ -111,7 +111,8 @@ def train_increment(
         config,
         train_input_path=data,
         model_dir=folder,
-        continue_train=resumes,
+        # A day that was stopped before its first checkpoint begins anew, in its folder.
+        continue_train=bool(begun),
         fine_tune_checkpoint=None if resumes else day.parent or None,
         **options,
     )

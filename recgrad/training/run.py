@@ -132,9 +132,7 @@ def train(
         seed_everything(settings.seed)
         processes.doing("building the model")
         training = build_training(effective, processes)
-        engine = training.task.model.engine
-        if engine is not None:
-            compile_ahead(engine.kernels(training.sparse_optimizer), available_cores())
+        compile_ahead(training.task.model.kernels(training.sparse_optimizer), available_cores())
         fit_threads(training.task.model, effective.data_config.batch_size)
         seed_everything(settings.seed + RANK_SEED * processes.rank)
         state = starting_state(training, effective, start_from, ignore_restore_optimizer)

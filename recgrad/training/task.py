@@ -184,7 +184,7 @@ class Head(nn.Module):
             weights = weights[outputs["rows"].to(weights.device)]
         for name, loss in zip(self._loss_names, self.spec.losses, strict=True):
             session = None if loss.session_name is None else _keys(batch, loss.session_name, outputs)
-            if batch.size and loss.over_vectors and "users" in outputs:
+            if batch.size and (loss.over_vectors or loss.takes_vectors) and "users" in outputs:
                 vectors = (outputs["users"], outputs["items"], outputs["own"])
                 drawn = {name: outputs[name] for name in ("log_counts",) if name in outputs}
                 rows = loss.compare_vectors(*vectors, outputs.get("own_rows"), **drawn)

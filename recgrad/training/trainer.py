@@ -105,7 +105,7 @@ class Trainer:
         self.skip_non_finite = skip_non_finite
         self.processes = processes or Processes()
         self._uneven = uneven or loader.num_batches is None
-        loader.asked_to_stop = lambda: any(self.stop.flags())
+        loader.asked_to_stop = self._asked_to_stop
         self._evaluate = evaluate
         self._save = save
         self.quorum = quorum
@@ -201,6 +201,7 @@ class Trainer:
             stop=self.stop,
             ask=self._uneven,
             reading=self._reading,
+            waiting=self._while_waiting,
         )
         with feed:
             for batch, ids, consumed in feed:
@@ -335,6 +336,15 @@ class Trainer:
         before = time.perf_counter()
         yield
         self._pending.data_wait_secs += time.perf_counter() - before
+
+    def _asked_to_stop(self) -> bool:
+        """Called some times a second by a loader whose rows do not come."""
+        if self.processes.world_size == 1:  # several wait together: `Feed` says when
+            self._while_waiting()
+        return any(self.stop.flags())
+
+    def _while_waiting(self) -> None:
+        self._call("while_waiting")
 
     def _call(self, moment: str, *arguments: Any) -> None:
         for hook in self.hooks:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,3 +166,37 @@ def test_a_bundle_of_a_run_without_deltas_cannot_follow(config: PipelineConfig, 
     recgrad.export_model(tmp_path / "model", export_dir=tmp_path / "bundle")
     with pytest.raises(BundleError, match="its checkpoint is of a run without"):
         FollowingScorer(tmp_path / "bundle", tmp_path)
+
+
+def test_what_was_learned_is_dumped_while_a_stream_stands_still(
+    config: PipelineConfig, clicks: Path, tmp_path: Path
+) -> None:
+    with_deltas(config)
+    settings = config.train_config
+    settings.num_steps, settings.save_checkpoints_steps = 4, 100
+    settings.delta_embedding_dump_config.ClearField("dump_interval_steps")
+    settings.delta_embedding_dump_config.dump_interval_secs = 0.3
+    config.data_config.follow, config.data_config.shuffle = True, False
+    config.train_input_path, config.eval_input_path = str(tmp_path / "log"), ""
+    (tmp_path / "log").mkdir()
+    deltas, served = tmp_path / "model" / DELTAS, []
+
+    def put(name: str, first: int) -> None:
+        rows = pq.read_table(clicks / "train.parquet").slice(first, 512)
+        pq.write_table(rows, tmp_path / name)
+        os.rename(tmp_path / name, tmp_path / "log" / name)
+
+    def when_dumped() -> None:
+        """The next rows come once those before are in a delta, or after a long wait."""
+        until = time.monotonic() + 120
+        while not served and time.monotonic() < until:
+            served.extend(n for n, path in published(deltas).items() if read_record(path).step == 2)
+            time.sleep(0.05)
+        put("2.parquet", 512)
+
+    put("1.parquet", 0)
+    waits = threading.Thread(target=when_dumped)
+    waits.start()
+    recgrad.train(config, model_dir=tmp_path / "model")
+    waits.join()
+    assert served

@@ -244,3 +244,39 @@ def test_after_an_error_nothing_is_awaited() -> None:
         fail()
     assert loader.closed
     assert model.made[0].arrived == 0
+
+
+class Rows:
+    """Batches of a stream, each with so many rows."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.endless, self.timed, self.event_time, self.position = True, False, None, At(0)
+        self.sizes = sizes
+
+    def epoch(self, epoch: int, position: Any = None) -> Iterator[Any]:
+        for size in self.sizes:
+            yield SimpleNamespace(size=size)
+
+
+def test_ranks_that_wait_for_rows_of_a_stream_say_so_together() -> None:
+    waited: list[int] = []
+    loader: Any = Rows([0, 0, 0, 5])
+    nobody, somebody = [0.0, 1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]  # has rows, is alive, signals
+    feed = Feed(
+        loader,
+        0,
+        None,
+        model=Ids(False),  # type: ignore[arg-type]
+        processes=Ranks(2, [nobody, nobody, somebody, nobody]),
+        stop=StopRequest(alone=False),
+        ask=True,
+        waiting=lambda: waited.append(1),
+    )
+    first = feed.take()
+    assert first is not None
+    assert first.batch.size == 0  # another rank has rows
+    assert len(waited) == 2
+    second = feed.take()
+    assert second is not None
+    assert second.batch.size == 5
+    assert len(waited) == 2

@@ -13,11 +13,14 @@ import pytest
 import recgrad
 from recgrad.cli.main import main
 from recgrad.config import PipelineConfig, save_config
+from recgrad.embedding.deltas.record import published, read_record
 from recgrad.errors import RecgradError
 from recgrad.report.page import write_report
 from recgrad.training import increments
 from recgrad.training.checkpoint import read_checkpoint
+from recgrad.training.hook import Hook, StepReport
 from recgrad.training.increments import read_lineage, train_days, train_increment
+from recgrad.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -102,6 +105,33 @@ def test_a_run_over_days_resumes_in_the_middle(
     assert [dict(day.after) for day in ends[0]] == [dict(day.after) for day in ends[1]]
     train_days(daily, days=pattern, model_dir=tmp_path / "parts")  # nothing is left to do
     assert len(trained) == 4
+
+
+class Power(Hook):
+    """Fails in a step."""
+
+    def after_step(self, trainer: Trainer, report: StepReport) -> None:
+        if report.step == 3:
+            raise KeyboardInterrupt
+
+
+def test_a_day_that_ended_before_its_first_checkpoint_begins_anew(
+    daily: PipelineConfig, days: Path, tmp_path: Path
+) -> None:
+    daily.train_config.log_step_count_steps = 1
+    daily.train_config.delta_embedding_dump_config.dump_interval_steps = 1
+    pattern = str(days / "2026110[01].parquet")
+    train_days(daily, days=pattern, model_dir=tmp_path / "whole")
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            train_days(daily, days=pattern, model_dir=tmp_path / "parts", hooks=[Power()])
+    train_days(daily, days=pattern, model_dir=tmp_path / "parts")
+    for day in ("20261100", "20261101"):
+        own, other = (read_lineage(tmp_path / name / day)[-1] for name in ("whole", "parts"))
+        assert (own.after, own.before, own.step) == (other.after, other.before, other.step)
+        folder = tmp_path / "parts" / day / "delta_embedding_dump"
+        assert len({read_record(path).stream for path in published(folder).values()}) == 1
+        assert sorted(published(folder)) == list(range(1, own.step + 1))
 
 
 def test_the_command_and_the_report(daily: PipelineConfig, days: Path, tmp_path: Path, capsys: Any) -> None:

@@ -113,6 +113,8 @@ def test_ids_go_to_and_from_tables_with_num_buckets(config: PipelineConfig, tmp_
         own = old[table.name]
         assert np.isin(own.row_ids, table.row_ids).mean() > 0.2
     plain.train_config.num_steps = 1
+    with pytest.raises(RecgradError, match=r"has 100000 rows of .*, the checkpoint's rows by id .zch or dyn"):
+        recgrad.train(plain, model_dir=tmp_path / "living", continue_train=True)
     back = recgrad.train(plain, model_dir=tmp_path / "back", fine_tune_checkpoint=str(tmp_path / "living"))
     assert names == {t.name for t in end_of(tmp_path / "back", 1).tables}
     assert back.step == 1

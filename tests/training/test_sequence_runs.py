@@ -47,6 +47,7 @@ def edits(**more: object) -> dict[str, object]:
         "train_config.num_epochs": 0,
         "train_config.num_steps": STEPS,
         "train_config.save_checkpoints_epochs": 0,
+        "train_config.early_stopping": None,  # these rows are noise
         "train_config.save_checkpoints_steps": 3,
         "data_config.batch_size": 8,
         **more,

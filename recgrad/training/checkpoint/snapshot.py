@@ -191,6 +191,30 @@ class DeferredTables(Sequence[TableRows]):
         return self._tables()[index]
 
 
+class DeferredBranch(Mapping[str, Any]):
+    """A branch of the tree that is made when it is first looked at, once, in the thread that looks."""
+
+    def __init__(self, make: Callable[[], Mapping[str, Any]]) -> None:
+        self._make: Callable[[], Mapping[str, Any]] | None = make
+        self._made: Mapping[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def _branch(self) -> Mapping[str, Any]:
+        with self._lock:
+            if self._make is not None:
+                self._made, self._make = self._make(), None
+        return self._made
+
+    def __len__(self) -> int:
+        return len(self._branch())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._branch())
+
+    def __getitem__(self, key: str) -> Any:
+        return self._branch()[key]
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """Everything a run needs to resume from a step.

@@ -24,6 +24,7 @@ from recgrad.embedding.deltas.writing import (
 from recgrad.embedding.local.changes import TableChanges
 from recgrad.models.base import Model
 from recgrad.training.hook import Hook, StepReport
+from recgrad.training.processes import Processes
 from recgrad.training.trainer import Trainer
 
 _log = logging.getLogger("recgrad.training")
@@ -45,6 +46,7 @@ class DumpDeltas(Hook):
         every_steps: between two; 0 for none.
         every_secs: between two, counted from the start; 0 for none.
         quant: NONE or INT8.
+        own_folder: nothing but this model_dir's deltas is there.
     """
 
     def __init__(
@@ -57,10 +59,11 @@ class DumpDeltas(Hook):
         every_steps: int,
         every_secs: float,
         quant: str,
+        own_folder: bool = False,
     ) -> None:
         self._model, self._dense, self._folder, self._prefix = model, dense, folder, prefix
         self._every_steps, self._every_secs = every_steps, every_secs
-        self._quant = quant
+        self._quant, self._own_folder = quant, own_folder
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="deltas")
         self._writing: Future[DeltaRecord] | None = None
         self._logs: dict[str, TableChanges] = {}
@@ -84,6 +87,8 @@ class DumpDeltas(Hook):
         if state.deltas.get("tables") != sizes:  # others than before: no delta could say how they changed
             state.deltas = {"stream": stream, "number": 0, "id": "", "step": state.step}
             state.deltas["tables"] = sizes
+        if state.step == 0 and self._own_folder:
+            self._remove_unfounded(trainer.processes)
         for number, path in sorted(published(self._folder).items()):
             record = read_record(path)
             if record.stream != state.deltas["stream"]:
@@ -100,6 +105,14 @@ class DumpDeltas(Hook):
         if trainer.processes.is_main:
             remove_leftovers(self._folder, self._prefix)
 
+    def _remove_unfounded(self, processes: Processes) -> None:
+        """Remove deltas of a run that was killed before its first checkpoint: no bundle can follow them."""
+        if processes.is_main:
+            for path in published(self._folder).values():
+                path.unlink()  # the rest of it is left over by that
+            remove_leftovers(self._folder, self._prefix)
+        processes.barrier()
+
     def _sizes(self) -> dict[str, list[int]]:
         """Dim and rows, or room for ids, of each table."""
         specs = [log.table.spec for log in self._logs.values()]
@@ -107,16 +120,21 @@ class DumpDeltas(Hook):
         return {spec.name: [spec.dim, number] for spec, number in zip(specs, rows, strict=True)}
 
     def after_step(self, trainer: Trainer, report: StepReport) -> None:
-        if self._every_steps:
-            due = report.step % self._every_steps == 0
-        else:
-            due = time.monotonic() >= self._due
-            while self._due <= time.monotonic():  # missed ones are left out
-                self._due += self._every_secs
-            if trainer.processes.world_size > 1:  # the first rank's clock
-                due = trainer.processes.sum([due and trainer.processes.is_main])[0] > 0
-        if due:
+        if report.step % self._every_steps == 0 if self._every_steps else self._time_is_due(trainer):
             self._dump(trainer)
+
+    def while_waiting(self, trainer: Trainer) -> None:
+        # A stream may stand still for hours, and what was learned before is to be served.
+        if not self._every_steps and self._time_is_due(trainer):
+            self._dump(trainer)
+
+    def _time_is_due(self, trainer: Trainer) -> bool:
+        due = time.monotonic() >= self._due
+        while self._due <= time.monotonic():  # missed ones are left out
+            self._due += self._every_secs
+        if trainer.processes.world_size > 1:  # the first rank's clock
+            due = trainer.processes.sum([due and trainer.processes.is_main])[0] > 0
+        return due
 
     def before_save(self, trainer: Trainer) -> None:
         self._dump(trainer)
