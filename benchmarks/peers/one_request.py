@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recgrad.serving.scorer import SCORE, Scorer
+from recgrad.serving.manifest import SCORE
+from recgrad.serving.scorer import Scorer
 
 CANDIDATES = 200
 USER_IDS = 13  # id columns of the user; the numbers are the user's too

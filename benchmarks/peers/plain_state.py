@@ -25,7 +25,7 @@ def state_of(bundle: Path, model_dir: Path) -> dict[str, torch.Tensor]:
     tables = MappedTables(bundle, manifest.tables, manifest.lookups)
     inputs = {record.name: record for record in manifest.programs["score"].inputs}
     state = {}
-    for name, record in (("tables", "rows.fm.lookups"), ("wide", "rows.wide.lookups")):
+    for name, record in (("tables", "rows.deep.lookups"), ("wide", "rows.wide.lookups")):
         for i, lookup in enumerate(inputs[record].lookups):
             table = tables.records[tables.lookups[lookup].table]
             rows = np.zeros((min(table.num_rows, MOST_ROWS) + 1, table.dim), np.float32)
@@ -47,7 +47,7 @@ def state_of(bundle: Path, model_dir: Path) -> dict[str, torch.Tensor]:
 def main() -> None:
     bundle, model_dir, out = map(Path, sys.argv[1:])
     inputs = {record.name: record for record in read_manifest(bundle).programs["score"].inputs}
-    ids, numbers = list(inputs["rows.fm.lookups"].lookups), list(inputs["rows.deep.raw"].features)
+    ids, numbers = list(inputs["rows.deep.lookups"].lookups), list(inputs["rows.deep.raw"].features)
     torch.save({"state": state_of(bundle, model_dir), "ids": ids, "numbers": numbers}, out)
 
 

@@ -1,6 +1,6 @@
-"""SASRec of RecTools on Beauty: seconds of steps, and after whole epochs Hit@10 and NDCG@10. Prints JSON.
+"""SASRec of RecTools on Beauty: seconds of steps, or after each epoch its Hit@10 and NDCG@10. Prints JSON.
 
-    PYTHON benchmarks/peers/rectools_sasrec.py Beauty.txt --steps 8 | --epochs 2
+    PYTHON benchmarks/peers/rectools_sasrec.py Beauty.txt --steps 8 | --epochs 2 [--threads 1]
 
 PYTHON is that of an environment with `pip install 'rectools[torch]'`; nothing of Recgrad is imported.
 """
@@ -42,20 +42,20 @@ class Clock(Callback):  # type: ignore[misc]
         self._begin = now
 
 
-def read(path: str) -> tuple[pd.DataFrame, dict[int, int]]:
-    """Events but for the last two of each user, and the last one of each."""
-    users, items, times, last = [], [], [], {}
+def read(path: str, held_back: int) -> tuple[pd.DataFrame, dict[int, int]]:
+    """Events but for the last few of each user, and the first one of these."""
+    users, items, times, following = [], [], [], {}
     with open(path) as file:
         for line in file:
             user, *own = map(int, line.split())
-            last[user] = own[-1]
-            for i, item in enumerate(own[:-2]):
+            following[user] = own[-held_back]
+            for i, item in enumerate(own[:-held_back]):
                 users.append(user)
                 items.append(item)
                 times.append(i)
     frame = pd.DataFrame({Columns.User: users, Columns.Item: items, Columns.Weight: 1.0})
     frame[Columns.Datetime] = pd.to_datetime(times, unit="D")
-    return frame, last
+    return frame, following
 
 
 def main() -> None:
@@ -67,7 +67,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     seed_everything(1, verbose=False)
-    frame, last = read(args.path)
+    train, valid_items = read(args.path, 2)
+    longer, test_items = read(args.path, 1)
 
     def trainer() -> Trainer:
         return Trainer(
@@ -83,7 +84,7 @@ def main() -> None:
 
     model = SASRecModel(
         n_blocks=2,
-        n_heads=1,
+        n_heads=2,
         n_factors=64,
         dropout_rate=0.5,
         session_max_len=50,
@@ -92,19 +93,26 @@ def main() -> None:
         batch_size=128,
         get_trainer_func=trainer,
     )
-    dataset = Dataset.construct(frame)
-    model.fit(dataset)
-    found: dict[str, Any] = {"seconds": SECONDS[WARM_UP:]}
-    if not args.steps:
-        found.update(quality(model, dataset, last))
-    print(json.dumps(found))
+    dataset, histories = Dataset.construct(train), Dataset.construct(longer)
+    if args.steps:
+        model.fit(dataset)
+        print(json.dumps({"seconds": SECONDS[WARM_UP:]}))
+        return
+    for epoch in range(1, args.epochs + 1):
+        begin = time.process_time()
+        model.fit_partial(dataset, min_epochs=1, max_epochs=1)
+        found: dict[str, Any] = {"epoch": epoch, "CPU seconds": round(time.process_time() - begin, 1)}
+        found["valid"] = quality(model, dataset, valid_items)
+        found["test"] = quality(model, histories, test_items)
+        print(json.dumps(found), flush=True)
 
 
-def quality(model: SASRecModel, dataset: Dataset, last: dict[int, int]) -> dict[str, float]:
-    """Hit@10 and NDCG@10 of each user's last item, over all items that she has not seen."""
-    lists = model.recommend(list(last), dataset, k=10, filter_viewed=True)
-    hits = lists[lists[Columns.Item] == lists[Columns.User].map(last)][Columns.Rank]
-    return {"hit": len(hits) / len(last), "ndcg": sum(1 / math.log2(1 + rank) for rank in hits) / len(last)}
+def quality(model: SASRecModel, dataset: Dataset, following: dict[int, int]) -> dict[str, float]:
+    """Hit@10 and NDCG@10 of each user's next item, over all items that she has not seen."""
+    lists = model.recommend(list(following), dataset, k=10, filter_viewed=True)
+    hits = lists[lists[Columns.Item] == lists[Columns.User].map(following)][Columns.Rank]
+    gain = sum(1 / math.log2(1 + rank) for rank in hits)
+    return {"Hit@10": round(len(hits) / len(following), 4), "NDCG@10": round(gain / len(following), 4)}
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from recgrad.export.calibrated import calibration_of
 from recgrad.export.golden import golden_rows
 from recgrad.export.program import halves_of, write_program
 from recgrad.models.base import Model
+from recgrad.serving.golden import RAW
 from recgrad.serving.manifest import (
     CONFIG,
     FILES,
@@ -41,13 +42,14 @@ from recgrad.serving.manifest import (
     GOLDEN,
     GOLDEN_SCORES,
     MANIFEST,
+    SCORE,
     TABLES,
     FileRecord,
     Manifest,
     ProgramRecord,
     TaskRecord,
 )
-from recgrad.serving.scorer import RAW, SCORE, Scorer
+from recgrad.serving.scorer import Scorer
 from recgrad.serving.verify import checksum_of
 from recgrad.training.checkpoint.staging import staged_folder
 from recgrad.training.preflight import ConfigSource

@@ -40,6 +40,7 @@ def predict(
     stop: StopRequest | None = None,
     custom_code: bool = True,
     raw_scores: bool = False,
+    is_profiling: bool = False,
 ) -> Any:
     """Write the predictions for every row of files and return their number, or return those of a table.
 
@@ -64,6 +65,8 @@ def predict(
         stop: asks to stop.
         custom_code: False refuses a config that names classes by import path.
         raw_scores: leave out the calibration that `recgrad calibrate` stored with the model.
+        is_profiling: trace batches 8 to 15 of a checkpoint's predictions with torch.profiler, into a folder
+            beside the output that is called as it is, with .profile.
 
     Raises:
         InterruptedBySignal: `stop` was asked for; nothing is written then.
@@ -92,6 +95,7 @@ def predict(
         custom_code,
         raw_scores,
         world_size=nproc,
+        trace_dir=Path(f"{output_path}.profile") if is_profiling else None,
     )
     if not from_files:
         return _predict_table(asked, input_path, output_path, writer_type)
@@ -116,6 +120,8 @@ def _predict_table(asked: Prediction, rows: Any, output_path: str | Path | None,
         raise RecgradError("predict: rows in memory are scored by one process; leave out nproc")
     if asked.predict_steps is not None or asked.dataset_type:
         raise RecgradError("predict: predict_steps and dataset_type are of files; give fewer rows instead")
+    if asked.trace_dir is not None:
+        raise RecgradError("predict: is_profiling traces batches of files; write the rows to one")
     if names_bundle(asked.source):
         from recgrad.export.predict_bundle import open_bundle
 

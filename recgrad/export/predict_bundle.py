@@ -29,7 +29,8 @@ from recgrad.export.prediction import Prediction, carried
 from recgrad.export.prediction_files import with_predictions
 from recgrad.openmp import choose_threads
 from recgrad.serving.manifest import CONFIG
-from recgrad.serving.scorer import CHUNK_ROWS, BadRowsError, Scorer, Scores
+from recgrad.serving.part import BadRowsError
+from recgrad.serving.scorer import CHUNK_ROWS, Scorer, Scores
 
 
 class BundleRows:
@@ -173,6 +174,11 @@ def open_bundle(asked: Prediction) -> Scorer:
     if str(asked.device) not in ("auto", "cpu"):
         raise RecgradError(
             f"predict: a bundle is scored on the CPU, got device {asked.device}; name the model_dir instead"
+        )
+    if asked.trace_dir is not None:
+        raise RecgradError(
+            "predict: is_profiling traces torch, which a bundle is scored without; name the model_dir, "
+            "or see where time goes with: py-spy record -- recgrad predict …"
         )
     if not asked.custom_code:
         loaded = load_with_locations(Path(asked.source) / CONFIG)

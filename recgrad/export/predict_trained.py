@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import islice
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from recgrad.export.prediction import ALL, ALL_READ, Prediction, carried
 from recgrad.export.prediction_files import with_predictions
 from recgrad.export.trained import predicted
 from recgrad.training.processes import choose_device
+from recgrad.training.profiling import StepTrace
 from recgrad.training.run import Trained, load_trained
 from recgrad.training.runtime import computing, set_threads
 
@@ -64,13 +66,27 @@ class TrainedRows:
             flat: a column for each class, for CSV has no lists.
         """
         task, outputs = self._task, self._asked.output_columns
-        with computing(), torch.inference_mode():
+        with ExitStack() as stack:
+            stack.enter_context(computing())
+            stack.enter_context(torch.inference_mode())
+            trace = self._trace()
+            if trace is not None:
+                stack.callback(trace.stop)
             for batch, kept in islice(self._loader.epoch_with_rows(), self._asked.predict_steps):
                 check()
                 if not batch.size:
                     continue
                 scores = predicted(task, task(batch), self._calibration)
+                if trace is not None:
+                    trace.step()
                 yield with_predictions(kept, scores, output_columns=outputs, flat=flat)
+
+    def _trace(self) -> StepTrace | None:
+        """A trace of batches, if it is asked for."""
+        asked = self._asked
+        if asked.trace_dir is None:
+            return None
+        return StepTrace(asked.trace_dir, cuda=choose_device(asked.device).type == "cuda")
 
 
 def load_for(asked: Prediction) -> Trained:

@@ -40,6 +40,7 @@ class Prediction:
         raw_scores: leave out the model's calibration, if it has one.
         rank: which part of the rows,
         world_size: of how many.
+        trace_dir: takes a trace of some batches; None for none.
     """
 
     source: Any
@@ -57,6 +58,7 @@ class Prediction:
     raw_scores: bool = False
     rank: int = 0
     world_size: int = 1
+    trace_dir: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "predict_steps", "num_threads"):
@@ -65,6 +67,8 @@ class Prediction:
                 raise RecgradError(f"predict: {name} must be at least 1, got {value}")
         if self.predict_steps is not None and self.world_size > 1:
             raise RecgradError("predict: predict_steps goes with one process; leave out it or nproc")
+        if self.trace_dir is not None and self.world_size > 1:
+            raise RecgradError("predict: is_profiling goes with one process; leave out it or nproc")
 
     def all_edits(self) -> dict[str, Any]:
         """The changes to the config, with those that other arguments mean; rows stay in their order."""

@@ -215,9 +215,14 @@ def embed_file(
 
 
 def golden_rows(embedder: Embedder, reader: Reader, tower: str) -> pa.Table:
-    """A few rows as a tower reads them, with their vectors in the column `__vector__`."""
-    first = next(read_table(reader, list(embedder.columns(tower)))).slice(0, GOLDEN_ROWS)
-    return first.append_column("__vector__", lists_of(embedder.embed(first, tower)))
+    """A few rows as a tower reads them, with their vectors in the column `__vector__`.
+
+    Spread over the first block: neighbours are often of one kind, which further training may leave alone.
+    """
+    block = next(read_table(reader, list(embedder.columns(tower))))
+    places = np.unique(np.linspace(0, block.num_rows - 1, GOLDEN_ROWS).astype(np.int64))
+    rows = block.take(pa.array(places)).combine_chunks()
+    return rows.append_column("__vector__", lists_of(embedder.embed(rows, tower)))
 
 
 def golden_of_file(path: str) -> pa.Table | None:

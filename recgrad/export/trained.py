@@ -22,7 +22,8 @@ from recgrad.errors import RecgradError
 from recgrad.export.calibrated import calibration_of
 from recgrad.models.towers import TowerEncoder
 from recgrad.serving.explain import explain
-from recgrad.serving.scorer import CHUNK_ROWS, BadRowsError, Scores
+from recgrad.serving.part import BadRowsError
+from recgrad.serving.scorer import CHUNK_ROWS, Scores
 from recgrad.training.run import Trained, load_trained
 from recgrad.training.task import Task, as_array
 

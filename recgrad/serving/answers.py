@@ -71,6 +71,11 @@ class RequestError(Exception):
         self.rows = rows
         self.bad_rows = len(rows) if bad_rows is None else bad_rows
 
+    def to_keep(self) -> RequestError:
+        """Itself, without what it would keep alive: frames that hold bodies, and whatever holds the error."""
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+        return self
+
     def answer(self) -> Answer:
         """The error as JSON."""
         error: dict[str, Any] = {"status": self.status, "message": self.message}

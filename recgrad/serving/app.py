@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from email.utils import formatdate
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ import httptools
 
 from recgrad.serving.answers import Answer, RequestError
 from recgrad.serving.connection import Connection, Heads, Message
+from recgrad.serving.memory import MemoryWatch
 from recgrad.serving.routes import ROUTES, Route
 from recgrad.serving.service import HttpRequest, Service, now
 
@@ -20,6 +22,11 @@ logger = logging.getLogger("recgrad.serving")
 FULL = "the server holds as many requests as it may (--max_queue, --max_queue_mb); send again later"
 MAX_CONNECTIONS = 8192
 """Of one worker; clients beyond are answered 429."""
+AWAKE_S = 60e-6
+"""How long a worker looks for the next request before it sleeps: to be woken costs it nearly as much.
+
+Where every core has a worker they sleep at once, since others may wait for the core.
+"""
 SWEEP_S = 0.25
 """How often requests that are late are looked for."""
 
@@ -34,6 +41,7 @@ class Application:
     Attributes:
         active: requests without an answer.
         heads: of answers.
+        awake: it looks for the next request without sleeping.
     """
 
     def __init__(self, service: Service, max_connections: int = MAX_CONNECTIONS) -> None:
@@ -50,6 +58,9 @@ class Application:
                 self._routes[verb.encode(), path.encode()] = made
             self._paths.setdefault(path, []).append(method)
         self._connections: set[Connection] = set()
+        self._may_stay_awake = (os.cpu_count() or 1) > service.settings.workers
+        self.awake, self._awake_until = False, 0.0
+        self._memory = MemoryWatch()
         self._running: set[asyncio.Future[Answer]] = set()
 
     @property
@@ -104,7 +115,7 @@ class Application:
             if route.takes_body:
                 self._admit(message)
         except RequestError as error:
-            message.refusal = error
+            message.refusal = error.to_keep()
 
     def _activate(self, message: Message) -> None:
         if not message.active:
@@ -204,13 +215,25 @@ class Application:
     def _reply(self, message: Message, connection: Connection, answer: Answer) -> None:
         self.finish(message)
         connection.answer(message, answer)
-        self.service.metrics.answered(message.path, answer.status, now() - message.started)
+        moment = now()
+        self.service.metrics.answered(message.path, answer.status, moment - message.started)
+        if not self.active and self._may_stay_awake:
+            self._awake_until = moment + AWAKE_S
+            if not self.awake:
+                self.awake = True
+                self.service.loop.call_soon(self._stay_awake)
+
+    def _stay_awake(self) -> None:
+        """Have the event loop look for requests without sleeping, for a moment after the last answer."""
+        self.awake = not self.active and now() < self._awake_until
+        if self.awake:
+            self.service.loop.call_soon(self._stay_awake)
 
     def _sweep(self) -> None:
         self.service.loop.call_later(SWEEP_S, self._sweep)
         self.heads.date = f"date: {formatdate(usegmt=True)}\r\n".encode()
         self.service.batcher.forget_late()
-        self.service.metrics.set("recgrad_resident_bytes", resident_bytes())
+        self.service.metrics.set("recgrad_resident_bytes", self._memory.look())
         moment, limit_s = now(), self.service.settings.body_timeout_s
         for connection in list(self._connections):
             connection.sweep(moment, limit_s)
@@ -231,12 +254,3 @@ def _shown(text: Any) -> str:
 def too_large(size: str, most: int) -> str:
     """What is wrong with a body beyond the limit."""
     return f"the body has {size}, the limit is {most:,} bytes (--max_body_mb); send fewer rows at a time"
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * 4096
-    except (OSError, ValueError):
-        return 0

@@ -196,22 +196,29 @@ class Batcher(Generic[W, A]):
 
     def _run(self) -> None:
         """What the thread does."""
-        last = False
-        while not last:
-            got = [self._queue.get()]
-            while not self._queue.empty():
-                got.append(self._queue.get())
-            batches = [batch for batch in got if batch is not None]
-            last = len(batches) < len(got)
-            now = time.monotonic()
-            live = [waiting for batch in batches for waiting in batch if waiting.deadline >= now]
-            for part in parts(live, self._settings.batch_rows):
-                self._busy_since = time.monotonic()
-                answers = self._answers(part)
-                self._busy_since = None
-                self._loop.call_soon_threadsafe(self._deliver, part, answers)
-            if not last:
-                self._loop.call_soon_threadsafe(self._leave, len(batches))
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        """Answer what is in the queue, when there is something; False if it was the last.
+
+        A function of its own, so that nothing of these requests is kept until the next ones come.
+        """
+        got = [self._queue.get()]
+        while not self._queue.empty():
+            got.append(self._queue.get())
+        batches = [batch for batch in got if batch is not None]
+        last = len(batches) < len(got)
+        now = time.monotonic()
+        live = [waiting for batch in batches for waiting in batch if waiting.deadline >= now]
+        for part in parts(live, self._settings.batch_rows):
+            self._busy_since = time.monotonic()
+            answers = self._answers(part)
+            self._busy_since = None
+            self._loop.call_soon_threadsafe(self._deliver, part, answers)
+        if not last:
+            self._loop.call_soon_threadsafe(self._leave, len(batches))
+        return not last
 
     def _leave(self, count: int) -> None:
         self._queued -= count
@@ -227,10 +234,7 @@ class Batcher(Generic[W, A]):
         rows = sum(waiting.rows for waiting in batch)
         took = seconds / (rows + CALL_ROWS)
         self._row_s += (0.5 if took > self._row_s else 0.05) * (took - self._row_s)
-        metrics = self._metrics
-        metrics.observe("recgrad_scoring_seconds", seconds)
-        metrics.observe("recgrad_batch_requests", len(batch))
-        metrics.observe("recgrad_batch_rows", rows)
+        self._metrics.scored(seconds, len(batch), rows)
         return answers
 
 

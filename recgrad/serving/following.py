@@ -16,12 +16,14 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
+from recgrad.data.plain.encoder import Cells
 from recgrad.embedding.deltas.reading import Delta
 from recgrad.embedding.deltas.record import DeltaError, DeltaRecord, published, read_record
 from recgrad.embedding.deltas.writing import DELETE
 from recgrad.embedding.mapped.moving import MovingTables
 from recgrad.errors import BundleError
 from recgrad.serving.manifest import ProgramRecord
+from recgrad.serving.part import Buffers
 from recgrad.serving.program import OnnxProgram
 from recgrad.serving.scorer import Scorer
 
@@ -75,6 +77,9 @@ class FollowingScorer(Scorer):
         self.refused = ""
         self._bad: object = None
         self._files = {r.file: (self.path / r.file).read_bytes() for r in manifest.programs.values()}
+
+    def prepare(self, cells: Cells, buffers: Buffers) -> None:
+        """Nothing: tables and programs are replaced."""
 
     def follow(self) -> int:
         """Apply the deltas that are next; returns how many. What is refused is in `refused`."""

@@ -19,7 +19,7 @@ from recgrad.data.plain.encoder import PlainRows
 from recgrad.data.plain.layout import EMPTY
 from recgrad.embedding.local.layout import BAGS, IDS, VECTOR_STRIDE, VECTORS
 from recgrad.embedding.mapped.lookup import ID_STEP
-from recgrad.embedding.mapped.tables import Bags, MappedTables, Target, address_of
+from recgrad.embedding.mapped.tables import Bags, MappedTables, PreparedLookups, Target, address_of
 from recgrad.errors import BundleError
 from recgrad.serving.manifest import InputRecord, ProgramRecord
 
@@ -56,6 +56,31 @@ class _Plan:
     into: list[int]
     of: list[int]
     copied: bool
+
+
+class PreparedInputs:
+    """The inputs of a program for plain rows that lie in the same place at every call.
+
+    Args:
+        feeds: the inputs, by name.
+        lookups: what fills the part of tables; None for none.
+        copies: numbers, their columns, and where these go.
+    """
+
+    def __init__(
+        self,
+        feeds: Feeds,
+        lookups: PreparedLookups | None,
+        copies: Sequence[tuple[Array, list[int], Array, list[int]]],
+    ) -> None:
+        self.feeds = feeds
+        self._lookups, self._copies = lookups, copies
+
+    def run(self) -> bool:
+        """Fill in what the rows are now; False if an id is outside its table."""
+        for numbers, of, out, into in self._copies:
+            out[:, into] = numbers[:, of]
+        return self._lookups is None or self._lookups.run()
 
 
 class ProgramInputs:
@@ -148,6 +173,38 @@ class ProgramInputs:
         for name, first in self._same.items():
             feeds[name] = feeds[first]
         return feeds
+
+    def room(self, rows: int) -> list[Array]:
+        """Memory for the inputs of so many plain rows, for `prepare`."""
+        return [np.zeros(0 if p.copied else rows * p.record.width, np.float32) for p in self._plans]
+
+    def prepare(self, rows: PlainRows, room: Sequence[Array]) -> PreparedInputs | None:
+        """What makes the inputs of plain rows again and again, as their values change but not their place.
+
+        Args:
+            rows: where they lie.
+            room: takes the inputs; of `room`, for at least as many rows.
+
+        Returns:
+            None where inputs need more than plain features, or tables move.
+        """
+        outs, copies = [], []
+        for plan, memory in zip(self._plans, room, strict=True):
+            width = plan.record.width
+            if plan.record.source not in ("lookups", "dense") or len(plan.into) != len(plan.dense):
+                return None
+            outs.append(rows.numbers if plan.copied else memory[: rows.size * width].reshape(-1, width))
+            if plan.into and not plan.copied:
+                copies.append((rows.numbers, plan.of, outs[-1], plan.into))
+        feeds = {plan.record.name: out for plan, out in zip(self._plans, outs, strict=True)}
+        feeds |= {name: feeds[first] for name, first in self._same.items()}
+        if not self._lookups:
+            return PreparedInputs(feeds, None, copies)
+        lines = self._lines_of(rows.size, rows.shared)
+        lines[:, IDS] += address_of(rows.ids)
+        lines[:, VECTORS] += np.array([address_of(out) for out in outs], np.int64)[self._plan_of]
+        lookups = self._tables.prepare(lines)
+        return None if lookups is None else PreparedInputs(feeds, lookups, copies)
 
     def _lines_of(self, size: int, shared: Array) -> Array:
         """Lines for plain rows, but for addresses; those of the call before are often what is wanted."""

@@ -266,7 +266,7 @@ def _skip(text: Any, at: Any, end: Any) -> Any:
 
 
 @cached_njit(nogil=True)
-def _body(
+def read_body(
     text: Any, at: Any, end: Any, row: Any, max_rows: Any, names: Any, offsets: Any, kinds: Any, shape: Any,
     glue: Any, cells: Any, stops: Any, states: Any, room: Any, found: Any,
 ) -> Any:  # fmt: skip
@@ -375,7 +375,7 @@ def read_bodies(
     for body in wanted:
         begin = ends[body - 1] if body else 0
         found[body, :] = 0
-        code = _body(
+        code = read_body(
             addresses[0], begin, ends[body], row, max_rows, addresses[1], offsets, kinds, shape, glue,
             addresses[2], addresses[3], addresses[4], room, found[body],
         )  # fmt: skip

@@ -79,23 +79,29 @@ class BodyReader:
 
     Args:
         types: the columns.
+
+    Attributes:
+        names, kinds, layout: of the columns: their names, what `json_kernel` reads, how cells lie.
+        name_bytes, name_offsets: the names one after another, and where each begins.
+        limits: int64 [columns, 2], the smallest and largest integer; equal where there are none.
     """
 
     def __init__(self, types: Mapping[str, pa.DataType]) -> None:
         self._types = dict(types)
         names = [name.encode() for name in types]
-        self._names = np.frombuffer(b"".join(names) or b"\0", np.uint8)
-        self._offsets = np.cumsum([0, *map(len, names)])
-        self._kinds = np.array([_KINDS.get(kind.id, kernel.OTHER) for kind in types.values()], np.int64)
+        self.name_bytes = np.frombuffer(b"".join(names) or b"\0", np.uint8)
+        self.name_offsets = np.cumsum([0, *map(len, names)])
+        self.kinds = np.array([_KINDS.get(kind.id, kernel.OTHER) for kind in types.values()], np.int64)
         self._columns = list(types.items())
-        self._no_shape = np.full(len(self._kinds) + 1, -1)
-        self._known = tuple(types)
-        self._layout = tuple(_LAYOUT.get(kind.id, layout.NONE) for kind in types.values())
-        self._limits = {
-            c: np.iinfo(dtype_of(kind))
-            for c, kind in enumerate(types.values())
-            if kind.id in (pa.lib.Type_INT32, pa.lib.Type_INT16, pa.lib.Type_INT8)
-        }
+        self._no_shape = np.full(len(self.kinds) + 1, -1)
+        self.names = tuple(types)
+        self.layout = tuple(_LAYOUT.get(kind.id, layout.NONE) for kind in types.values())
+        self.limits = np.zeros((len(types), 2), np.int64)
+        for c, kind in enumerate(types.values()):
+            if kind.id in (pa.lib.Type_INT32, pa.lib.Type_INT16, pa.lib.Type_INT8):
+                integers = np.iinfo(dtype_of(kind))
+                self.limits[c] = integers.min, integers.max
+        self._limited = {c: (int(low), int(high)) for c, (low, high) in enumerate(self.limits) if low < high}
 
     def read(self, bodies: Sequence[bytes], max_rows: int) -> tuple[list[Read], list[int]]:
         """What could be read, by shape, and the numbers of the other bodies."""
@@ -125,13 +131,13 @@ class BodyReader:
     def _read(
         self, bodies: Sequence[bytes], data: Any, ends: Ints, wanted: Ints, room: int, max_rows: int
     ) -> tuple[Ints, Read | None]:
-        size = (len(self._kinds), room)
+        size = (len(self.kinds), room)
         cells, stops = np.empty(size, np.int64), np.zeros(size, np.int64)
         states = np.empty(size, np.uint8)
         shape = self._no_shape.copy()
         found = np.zeros((len(bodies), kernel.FOUND), np.int64)
         rows = kernel.read_bodies(
-            data, ends, wanted, max_rows, self._names, self._offsets, self._kinds, shape,
+            data, ends, wanted, max_rows, self.name_bytes, self.name_offsets, self.kinds, shape,
             cells, stops, states, found,
         )  # fmt: skip
         if not rows:
@@ -158,17 +164,17 @@ class BodyReader:
             return found, None
         if hard:
             _read_hard(data, list(present), rows, cells, stops, states)
-        read = Cells(rows, self._known, self._layout, present, cells, stops, states, data)
+        read = Cells(rows, self.names, self.layout, present, cells, stops, states, data)
         counts, nulls = ([line[of] for line in lines] for of in (kernel.ROWS, kernel.NULLS))
         return found, Read(numbers, counts, read, self, users, [bool(null) for null in nulls])
 
     def _fit(self, present: Iterable[int], rows: int, cells: Any) -> bool:
         """Whether every integer fits its column."""
-        for c in present if self._limits else ():
-            limits = self._limits.get(c)
-            if limits is not None:
+        for c in present if self._limited else ():
+            if c in self._limited:
+                low, high = self._limited[c]
                 values = cells[c, :rows]
-                if values.min() < limits.min or values.max() > limits.max:
+                if values.min() < low or values.max() > high:
                     return False
         return True
 
@@ -179,7 +185,7 @@ class BodyReader:
         nulls_of, _ = kernel.tally(states, np.array(present), rows)
         whole = pa.py_buffer(cells)
         width = 8 * cells.shape[1]
-        texts = [c for c in present if self._kinds[c] == kernel.TEXT]
+        texts = [c for c in present if self.kinds[c] == kernel.TEXT]
         text_buffers = _text_buffers(data, texts, rows, cells, stops) if texts else {}
         columns: Columns = {}
         for c, nulls in zip(present, nulls_of.tolist()):
@@ -187,10 +193,10 @@ class BodyReader:
             mask = pa.py_buffer(np.packbits(states[c, :rows] != 0, bitorder="little")) if nulls else None
             if kind.id in (pa.lib.Type_INT64, pa.lib.Type_DOUBLE):
                 buffers = [mask, whole.slice(c * width, 8 * rows)]
-            elif self._kinds[c] == kernel.OTHER:
+            elif self.kinds[c] == kernel.OTHER:
                 columns[name] = pa.nulls(rows, kind)  # nothing else is read of it here
                 continue
-            elif self._kinds[c] == kernel.TEXT:
+            elif self.kinds[c] == kernel.TEXT:
                 wide = kind.id == pa.lib.Type_LARGE_STRING
                 offsets, content = text_buffers[c]
                 buffers = [mask, pa.py_buffer(offsets.astype(np.int64) if wide else offsets), content]

@@ -32,6 +32,8 @@ GOLDEN = "golden.arrow"
 GOLDEN_SCORES = "golden_scores.arrow"
 FILES = "files"
 TABLES = "tables"
+SCORE = "score"
+"""The program that gives predictions; others are towers."""
 FORMAT = 1
 """Of the bundle: raised when an older Recgrad could not read it rightly."""
 _CHECKSUM = "checksum"

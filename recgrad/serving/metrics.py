@@ -103,6 +103,8 @@ class Metrics:
                 self._index[family.name, labels] = slots + number * family.width
             slots += family.slots
         self.slots = slots
+        batch = ("recgrad_scoring_seconds", "recgrad_batch_requests", "recgrad_batch_rows")
+        self._scored = [(self._index[name, ""], self._family[name].bounds) for name in batch]
         size = slots * 8
         if path is None:
             whole = memoryview(bytearray(size * workers))
@@ -125,12 +127,12 @@ class Metrics:
         """Set a gauge."""
         self._own[self._index[name, labels]] = value
 
-    def observe(self, name: str, value: float, labels: str = "") -> None:
-        """Add a value to a histogram."""
-        at = self._index[name, labels]
-        bounds = self._family[name].bounds
-        self._own[at + bisect_left(bounds, value)] += 1
-        self._own[at + len(bounds) + 1] += value
+    def scored(self, seconds: float, requests: int, rows: int) -> None:
+        """Count a batch."""
+        own = self._own
+        for (first, bounds), value in zip(self._scored, (seconds, requests, rows)):
+            own[first + bisect_left(bounds, value)] += 1
+            own[first + len(bounds) + 1] += value
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Count an answer."""

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -52,8 +53,13 @@ def _connected(uri: str) -> Iterator[Any]:
 
 
 def shown(uri: str, table: str) -> str:
-    """A table as people see it: without user and password."""
-    return f"{uri.split('@')[-1]} table {table}"
+    """A table as people see it: without user and password, which a query string may have too."""
+    parts = urlsplit(uri)
+    places = [
+        f"{name}={value}" for name, value in parse_qsl(parts.query) if name in ("host", "port", "dbname")
+    ]
+    query = f"?{'&'.join(places)}" if places else ""
+    return f"{parts.netloc.rpartition('@')[2]}{parts.path}{query} table {table}"
 
 
 def version_of(uri: str, table: str) -> str:

@@ -7,7 +7,7 @@ for them, and the others do not notice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -18,10 +18,12 @@ from recgrad.data.faults import Fault, Faults
 from recgrad.data.list_column import Column, ListColumn
 from recgrad.errors import DataError, RecgradError
 from recgrad.serving.answers import MAX_SHOWN_FAULTS, BadRow, RequestError, Scored, bad_row
-from recgrad.serving.json_rows import Read
+from recgrad.serving.json_rows import Read, brackets
+from recgrad.serving.part import BadRowsError
 from recgrad.serving.pieces import Piece, of_read, of_request
+from recgrad.serving.quick import MAX_BODIES, MAX_BYTES, MAX_ROWS
 from recgrad.serving.requests import JSON_KINDS, OnBadRow, ScoreRequest, plain_kind
-from recgrad.serving.scorer import BadRowsError, Scores
+from recgrad.serving.scorer import Scores
 from recgrad.serving.served import Served
 
 logger = logging.getLogger("recgrad.serving")
@@ -37,15 +39,26 @@ class Body:
         kind: its content type.
         decode: reads it; may raise a RequestError.
         query: it has a query, which `decode` knows.
+        about: about how many rows it has, and no fewer; 0 if nobody has looked.
+
+    Attributes:
+        rows: how many there are, when it is read.
     """
 
     def __init__(
-        self, data: bytes, kind: str, decode: Callable[[], ScoreRequest], *, query: bool = False
+        self,
+        data: bytes,
+        kind: str,
+        decode: Callable[[], ScoreRequest],
+        *,
+        query: bool = False,
+        about: int = 0,
     ) -> None:
         self.data = data
         self.kind = kind
         self.plain = bool(data) and not query and plain_kind(kind) in JSON_KINDS
         self.decode = decode
+        self.about = about or brackets(data)
         self.rows = 0
         self.on_bad_row: OnBadRow = "error"
 
@@ -61,8 +74,9 @@ def score_bodies(served: Served, bodies: Sequence[Body], max_rows: int) -> list[
     """The scores, or the error, of each request."""
     results: list[Result | None] = [None] * len(bodies)
     pieces: list[Piece] = []
-    fast = [at for at, body in enumerate(bodies) if body.plain]
-    slow = [at for at, body in enumerate(bodies) if not body.plain]
+    left = _score_quickly(served, bodies, max_rows, results)
+    fast = [at for at in left if bodies[at].plain]
+    slow = [at for at in left if not bodies[at].plain]
     if fast:
         groups, odd = served.bodies.read([bodies[at].data for at in fast], max_rows)
         slow += [fast[at] for at in odd]
@@ -80,7 +94,7 @@ def score_bodies(served: Served, bodies: Sequence[Body], max_rows: int) -> list[
         try:
             pieces.append(of_request(served, bodies[number].request, number))
         except RequestError as error:
-            results[number] = error
+            results[number] = error.to_keep()
         except RecgradError as error:
             results[number] = RequestError(422, str(error))
     together = [piece for piece in pieces if piece.user is None]
@@ -88,6 +102,53 @@ def score_bodies(served: Served, bodies: Sequence[Body], max_rows: int) -> list[
     for group_ in ([together] if together else []) + alone:
         _score_group(served, bodies, group_, results)
     return [result if result is not None else RequestError(500, "not scored") for result in results]
+
+
+def _score_quickly(
+    served: Served, bodies: Sequence[Body], max_rows: int, results: list[Result | None]
+) -> list[int]:
+    """Score plain requests the quick way, some at a time; returns the numbers of those that are left."""
+    quick = served.quick
+    if quick is None or served.stores:
+        return list(range(len(bodies)))
+    left = [at for at, body in enumerate(bodies) if not body.plain]
+    for group in _quick_groups(bodies):
+        try:
+            found = quick.score([bodies[at].data for at in group], max_rows)
+        except Exception:  # the other ways find which request it is, and the words for it
+            found = None
+        if found is None:
+            left += group
+            continue
+        scores, counts = found
+        if len(group) == 1:
+            results[group[0]] = Scored(scores, served.version)
+            bodies[group[0]].rows = counts[0]
+            continue
+        first = 0
+        for at, count in zip(group, counts):
+            own = {name: values[first : first + count] for name, values in scores.items()}
+            results[at] = Scored(own, served.version)
+            bodies[at].rows = count
+            first += count
+    return left
+
+
+def _quick_groups(bodies: Sequence[Body]) -> Iterator[list[int]]:
+    """The numbers of plain bodies, as many at a time as are scored quickly together."""
+    group: list[int] = []
+    rows = size = 0
+    for at, body in enumerate(bodies):
+        if not body.plain:
+            continue
+        more, bytes_ = body.about, len(body.data)
+        if group and (rows + more > MAX_ROWS or size + bytes_ > MAX_BYTES or len(group) == MAX_BODIES):
+            yield group
+            group, rows, size = [], 0, 0
+        group.append(at)
+        rows, size = rows + more, size + bytes_
+    if group:
+        yield group
 
 
 def _score_read(served: Served, read: Read, numbers: Sequence[int], results: list[Result | None]) -> bool:
@@ -126,7 +187,7 @@ def _score_group(
                 try:
                     results[number] = score_requests(served, [bodies[number].request])[0]
                 except RequestError as own:
-                    results[number] = own
+                    results[number] = own.to_keep()
         elif isinstance(error, RecgradError):
             results[numbers[0]] = RequestError(422, str(error))
         else:

@@ -9,6 +9,7 @@ import pyarrow as pa
 from recgrad.serving.columns import RowReader, plain
 from recgrad.serving.joins import FeatureStore
 from recgrad.serving.json_rows import BodyReader
+from recgrad.serving.quick import QuickScorer
 from recgrad.serving.scorer import Scorer
 
 
@@ -23,6 +24,7 @@ class Served:
         types: the columns that the model reads, with the types that they are given it in.
         reader: of rows that are Python objects.
         bodies: of JSON bodies.
+        quick: of plain bodies; None where the model has features that are more than plain.
         takes_cells: the scorer takes what `bodies` read as it is.
     """
 
@@ -32,6 +34,7 @@ class Served:
     types: dict[str, pa.DataType] = field(init=False)
     reader: RowReader = field(init=False)
     bodies: BodyReader = field(init=False)
+    quick: QuickScorer | None = field(init=False)
     takes_cells: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -39,6 +42,7 @@ class Served:
         keys = {store.key: store.key_type for store in self.stores}
         object.__setattr__(self, "reader", RowReader(self.scorer.schema, keys))
         object.__setattr__(self, "bodies", BodyReader(self.reader.types))
+        object.__setattr__(self, "quick", QuickScorer.of(self.scorer, self.bodies))
         object.__setattr__(self, "takes_cells", hasattr(self.scorer, "score_cells"))
         for store in self.stores:
             store.check(self.types)

@@ -100,8 +100,10 @@ class Service:
     def score(self, request: HttpRequest) -> Answer | asyncio.Future[Answer]:
         """The scores of a request: at once, or computed together with others."""
         deadline = request.started + self.settings.timeout_s
-        body = Body(request.body, request.kind, lambda: self.decode(request), query=bool(request.query))
         rows = about_rows(request)
+        body = Body(
+            request.body, request.kind, lambda: self.decode(request), query=bool(request.query), about=rows
+        )
         asked = Asked(
             self.loop.create_future(), len(request.body), deadline, body, answer_kind(request), rows=rows
         )

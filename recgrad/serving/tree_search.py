@@ -178,7 +178,12 @@ class TreeIndex:
 
     Args:
         path: the folder of the tree.
+
+    Attributes:
+        similarity: what its scores are; those of vectors have the name of a similarity.
     """
+
+    similarity = "PROBABILITY"
 
     def __init__(self, path: Path) -> None:
         self.tree = load_tree(path)

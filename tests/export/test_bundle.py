@@ -24,7 +24,8 @@ from recgrad.export import bundle as bundle_module
 from recgrad.export.bundle import encoded_batch, write_bundle
 from recgrad.export.model import load_model
 from recgrad.models import DSSM, Model
-from recgrad.serving.scorer import BadRowsError, Scorer
+from recgrad.serving.part import BadRowsError
+from recgrad.serving.scorer import Scorer
 
 pytestmark = pytest.mark.usefixtures("_one_registry")
 

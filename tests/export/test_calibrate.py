@@ -80,8 +80,11 @@ def test_every_way_to_score_applies_it(
     np.testing.assert_array_equal(scores(model_dir, rows, "--raw_scores"), raw)
     close = 1e-6 if method == "platt" else 1e-3
     np.testing.assert_allclose(recgrad.load_model(model_dir).predict(table)["probs"], expected, atol=close)
-    auc = roc_auc_score(labels, expected)
-    assert auc == pytest.approx(roc_auc_score(labels, raw), abs=1e-6 if method == "platt" else 0.02)
+    if method == "platt":  # the order stays, but for scores that become equal in float32
+        assert (np.diff(expected[np.argsort(raw)]) >= 0).all()
+    else:
+        auc = roc_auc_score(labels, expected)
+        assert auc == pytest.approx(roc_auc_score(labels, raw), abs=0.02)
 
     bundle = model_dir.parent / "bundle"
     assert main(["export", str(model_dir), "--export_dir", str(bundle)]) == 0
@@ -90,7 +93,8 @@ def test_every_way_to_score_applies_it(
     loaded = recgrad.load_model(bundle, raw_scores=True)
     np.testing.assert_allclose(pickle.loads(pickle.dumps(loaded)).predict(table)["probs"], raw, atol=1e-6)
     if method == "platt":
-        np.testing.assert_array_equal(scores(model_dir, rows, "--nproc", "2"), expected)
+        # Some batches have fewer rows there, and on some processors torch's products then add up otherwise.
+        np.testing.assert_allclose(scores(model_dir, rows, "--nproc", "2"), expected, atol=close)
         _only_whole_calibrations_load(bundle)
 
 

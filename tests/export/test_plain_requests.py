@@ -1,6 +1,7 @@
 """A model of plain features alone: requests as JSON, and of a user with items, score as tables do."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ from recgrad.config import PipelineConfig
 from recgrad.data.features.build import features_of
 from recgrad.export.bundle import write_bundle
 from recgrad.serving.answers import RequestError
+from recgrad.serving.quick import MAX_ROWS
 from recgrad.serving.requests import decode
 from recgrad.serving.scorer import Scorer
 from recgrad.serving.scoring import Body, score_bodies
@@ -105,3 +107,96 @@ def test_a_user_with_items_scores_as_whole_rows(served: Served) -> None:
         wanted = served.scorer.score(whole)["probs"]
         found = served.scorer.score_candidates(user, items)["probs"]
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+
+
+def plain_rows(count: int) -> list[dict[str, object]]:
+    rng = np.random.default_rng(count)
+    return [
+        {
+            "a": int(rng.integers(0, 50)),
+            "t": None if i % 5 == 4 else f"word {i % 7}" if i % 2 else f"wörd {i}",
+            "x": round(float(rng.normal()), 4),
+            "p": None if i % 6 == 5 else round(float(rng.normal()), 4),
+        }
+        for i in range(count)
+    ]
+
+
+def test_plain_bodies_of_all_sizes_are_scored_in_memory_laid_out_before(served: Served) -> None:
+    assert served.quick is not None
+    for counts in ((1,), (7,), (1,), (2, 1, 30), (MAX_ROWS,), (1, 1, 1), (7,)):
+        parts = [plain_rows(count) for count in counts]
+        found = served.quick.score([body({"rows": part}).data for part in parts], 1000)
+        assert found is not None
+        assert found[1] == list(counts)
+        wanted = served.scorer.score(
+            pa.Table.from_pylist([row for part in parts for row in part], served.scorer.schema)
+        )["probs"]
+        np.testing.assert_allclose(found[0]["probs"], wanted, rtol=0, atol=1e-6)
+        results = score_bodies(served, [body({"rows": part}) for part in parts], 1000)
+        whole = np.concatenate([result.scores["probs"] for result in results])
+        np.testing.assert_array_equal(whole, found[0]["probs"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"rows": plain_rows(MAX_ROWS + 1)},
+        {"rows": [{"a": 1, "t": "x", "x": 1.0}]},  # p is missing
+        {"rows": [{"a": 2**40, "t": "x", "x": 1.0, "p": 1.0}]},  # no int32
+        {"rows": [{"a": 50, "t": "x", "x": 1.0, "p": 1.0}]},  # outside num_buckets
+        {"rows": [{"a": 1, "t": "x\ty", "x": 1.0, "p": 1.0}]},
+        {"rows": plain_rows(1), "on_bad_row": "null"},
+        {"user": {"a": 1, "x": 0.5}, "items": [{"t": "x", "p": 1.0}]},
+    ],
+)
+def test_what_is_more_than_plain_is_left_to_other_ways(served: Served, content: object) -> None:
+    assert served.quick is not None
+    assert served.quick.score([body({"rows": plain_rows(1)}).data, body(content).data], 1000) is None
+    good = plain_rows(3)
+    first, second = score_bodies(served, [body({"rows": good}), body(content)], 1000)
+    wanted = served.scorer.score(pa.Table.from_pylist(good, served.scorer.schema))["probs"]
+    np.testing.assert_allclose(first.scores["probs"], wanted, rtol=0, atol=1e-6)
+    alone = Served(served.scorer, "v")
+    object.__setattr__(alone, "quick", None)
+    expected = score_bodies(alone, [body(content)], 1000)[0]
+    assert type(second) is type(expected)
+    if isinstance(expected, RequestError):
+        assert second.message == expected.message
+    else:
+        np.testing.assert_allclose(second.scores["probs"], expected.scores["probs"], rtol=0, atol=1e-6)
+
+
+def test_bodies_that_are_not_utf_8_are_not_scored(served: Served) -> None:
+    data = body({"rows": plain_rows(1)}).data.replace("wörd".encode(), b"w\xffrd")
+    other = Body(data, "application/json", lambda: decode(data, "application/json", max_rows=9))
+    (found,) = score_bodies(served, [other], 9)
+    assert isinstance(found, RequestError)
+    assert found.status == 400
+
+
+def test_threads_that_score_at_once_do_not_disturb_each_other(served: Served) -> None:
+    parts = [plain_rows(count) for count in (1, 2, 5, 20)]
+    tables = [pa.Table.from_pylist(part, served.scorer.schema) for part in parts]
+    wanted = [served.scorer.score(table)["probs"] for table in tables]
+
+    def score(number: int) -> None:
+        for _ in range(50):
+            (found,) = score_bodies(served, [body({"rows": parts[number]})], 100)
+            np.testing.assert_allclose(found.scores["probs"], wanted[number], rtol=0, atol=1e-6)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(score, range(4)))
+
+
+def test_many_rows_of_several_bodies_are_scored_some_at_a_time(served: Served) -> None:
+    counts = [MAX_ROWS, 100, 100, 100, 1, MAX_ROWS - 1, 3]
+    parts = [plain_rows(count) for count in counts]
+    bodies = [body({"rows": part}) for part in parts]
+    bodies.insert(3, body({"rows": [{"a": 99}]}))  # which is bad
+    results = score_bodies(served, bodies, 1000)
+    assert isinstance(results.pop(3), RequestError)
+    for part, result in zip(parts, results, strict=True):
+        wanted = served.scorer.score(pa.Table.from_pylist(part, served.scorer.schema))["probs"]
+        np.testing.assert_allclose(result.scores["probs"], wanted, rtol=0, atol=1e-6)
+    assert [one.rows for at, one in enumerate(bodies) if at != 3] == counts

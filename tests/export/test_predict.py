@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -128,6 +129,17 @@ def test_flags_choose_outputs_steps_and_formats(run: Run, tmp_path: Path) -> Non
         assert set(names) == {*recgrad.load_model(run.bundle).columns, "probs"}
 
 
+def test_batches_of_a_checkpoint_are_traced(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    assert main(line(run.model_dir, run, out, "--batch_size", "50", "--is_profiling")) == 0
+    same(pq.read_table(out), run)
+    (trace,) = (tmp_path / "out.parquet.profile").iterdir()
+    events = json.loads(trace.read_text())["traceEvents"]
+    steps = {event["name"] for event in events if event.get("name", "").startswith("ProfilerStep#")}
+    assert steps == {f"ProfilerStep#{step}" for step in range(7, 15)}
+    assert any(event.get("name") == "aten::linear" for event in events)
+
+
 @pytest.mark.parametrize(
     ("source", "flags", "message"),
     [
@@ -145,7 +157,8 @@ def test_flags_choose_outputs_steps_and_formats(run: Run, tmp_path: Path) -> Non
         ("bundle", ["--num_threads", "1", "--predict_threads", "2"], "leave one out"),
         ("bundle", ["--scripted_model_path", "x"], "name one config, model_dir or bundle, got 2"),
         ("bundle", ["--debug_level", "1"], "--debug_level 1 (encoded features as text) is not there"),
-        ("bundle", ["--is_profiling"], "--is_profiling is not there"),
+        ("bundle", ["--is_profiling"], "is_profiling traces torch, which a bundle is scored without"),
+        ("model_dir", ["--is_profiling", "--nproc", "2"], "is_profiling goes with one process"),
     ],
 )
 def test_what_cannot_be_done_is_refused_and_leaves_nothing(

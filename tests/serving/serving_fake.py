@@ -22,8 +22,9 @@ from recgrad.data.features.spec import FeatureSpec, Kind
 from recgrad.serving.app import MAX_CONNECTIONS, Application
 from recgrad.serving.holder import ModelHolder
 from recgrad.serving.metrics import Metrics
+from recgrad.serving.part import BadRowsError
 from recgrad.serving.routes import ROUTES
-from recgrad.serving.scorer import BadRowsError, Scorer
+from recgrad.serving.scorer import Scorer
 from recgrad.serving.service import Service
 from recgrad.serving.settings import ServerSettings
 

@@ -25,7 +25,7 @@ import pyarrow as pa
 ARROW = "application/vnd.apache.arrow.stream"
 STATUSES = {200, 400, 404, 405, 408, 411, 413, 414, 415, 422, 429, 431, 504}
 Request = tuple[str, dict[str, str], bytes]
-MAX_GROWTH_MB = 400
+MAX_GROWTH_MB = 100
 
 
 class Hostile:

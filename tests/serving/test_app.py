@@ -243,3 +243,14 @@ def test_the_page_may_run_its_own_script_alone(server: Running) -> None:
     assert "default-src 'none'" in policy
     assert "connect-src 'self'" in policy
     assert "http" not in policy
+
+
+def test_a_worker_stays_awake_for_a_moment_after_an_answer_and_then_sleeps(server: Running) -> None:
+    client = server.client()
+    for _ in range(3):
+        assert client.score({"rows": [GOLDEN]})[0] == 200
+    for _ in range(200):
+        if not server.app.awake:
+            break
+        time.sleep(0.01)
+    assert not server.app.awake

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 import socket
@@ -181,13 +182,18 @@ def test_ray_scores_with_a_loaded_model(
     )
 
 
-def test_the_function_for_spark_takes_batches(bundle: Path) -> None:
-    """Spark calls it with an iterator of record batches; Spark itself is not here."""
+def test_the_function_for_spark_is_pickled_and_takes_batches_elsewhere(bundle: Path, tmp_path: Path) -> None:
+    """Spark pickles it in the user's program by value, and calls it in others with batches of Arrow."""
+    pytest.importorskip("cloudpickle")
     program = programs()[1].replace("/models/bundle", str(bundle)).partition("rows = spark")[0]
-    names: dict[str, Any] = {}
-    exec(compile(program, "serving.md", "exec"), names)
+    program += "\nimport sys\nimport cloudpickle\n"
+    program += "open(sys.argv[1], 'wb').write(cloudpickle.dumps(score))\n"
+    (tmp_path / "program.py").write_text(program)
+    words = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "score.pickle")]
+    subprocess.run(words, check=True, timeout=300)
+    score = pickle.loads((tmp_path / "score.pickle").read_bytes())
     rows = table(30)
-    found = pa.Table.from_batches(names["score"](iter(rows.to_batches(max_chunksize=7))))
+    found = pa.Table.from_batches(score(iter(rows.to_batches(max_chunksize=7))))
     assert found.column_names == ["probs"]
     wanted = recgrad.load_model(bundle).predict(rows)["probs"].to_numpy()
     np.testing.assert_allclose(found["probs"].to_numpy(), wanted, 1e-6)

@@ -21,7 +21,8 @@ from recgrad.cli.main import main
 from recgrad.data.list_column import ListColumn
 from recgrad.errors import DataError
 from recgrad.serving.holder import ModelHolder
-from recgrad.serving.scorer import BadRowsError, Scorer
+from recgrad.serving.part import BadRowsError
+from recgrad.serving.scorer import Scorer
 
 pytestmark = pytest.mark.slow
 
@@ -160,7 +161,7 @@ def test_long_histories_are_scored_in_pieces(lists: Path, monkeypatch: pytest.Mo
     scorer = Scorer.load(lists / "bundle")
     table = pq.read_table(lists / "rows.parquet")
     whole = scorer.score(table)["probs_click"]
-    monkeypatch.setattr("recgrad.serving.scorer.MOST_PAIRS", 300)
+    monkeypatch.setattr("recgrad.serving.part.MOST_PAIRS", 300)
     pieces = scorer.score(table)["probs_click"]
     assert pieces.lengths.tolist() == whole.lengths.tolist()
     np.testing.assert_allclose(pieces.values, whole.values, rtol=0, atol=1e-6)

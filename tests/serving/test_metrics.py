@@ -14,7 +14,7 @@ def test_any_worker_answers_for_all(tmp_path: Path) -> None:
     other.answered("/a", 429, 100.0)
     one.set("recgrad_model_loaded_seconds", 5)
     other.set("recgrad_model_loaded_seconds", 7)
-    other.observe("recgrad_batch_rows", 1)
+    other.scored(0.003, 1, 1)
     again = Metrics(path, ["/a"], workers=2, worker=0)  # a worker that was replaced counts on
     again.count("recgrad_rows_total", 3)
     assert one.text() == other.text() == again.text()

@@ -71,6 +71,7 @@ def test_a_user_gets_the_best_items_that_pass(served: Running) -> None:
     status, answer = client.ask("POST", "/v1/recommend", {"user": {"user_id": 7}, "k": 5})
     assert status == 200
     assert answer["items"] == best(7, 5, np.ones(ITEMS, bool))
+    assert answer["similarity"] == "INNER_PRODUCT"
     np.testing.assert_allclose(answer["scores"], (VECTORS @ VECTORS[7])[answer["items"]], rtol=1e-5)
     body = {
         "users": [{"user_id": 7}, {"user_id": 8}],

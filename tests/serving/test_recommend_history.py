@@ -16,6 +16,7 @@ from recgrad.serving.holder import ModelHolder
 from recgrad.serving.scorer import Scorer
 
 ITEMS = 20
+TEMPERATURE = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,11 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["sequences", str(path / "log.parquet"), *flags]) == 0
     text = (path / "sasrec.config").read_text().replace("lr: 0.001", "lr: 0.01")
     (path / "tiny.config").write_text(text)
-    edits = {"train_config.num_epochs": 5, "data_config.batch_size": 32}
+    edits = {
+        "train_config.num_epochs": 5,
+        "data_config.batch_size": 32,
+        "model_config.sasrec.temperature": TEMPERATURE,
+    }
     recgrad.train(path / "tiny.config", edit_config_json=edits, model_dir=str(path / "model"))
     assert main(["export", str(path / "model"), "--export_dir", str(path / "bundle")]) == 0
     items = ["--items", str(path / "items.parquet"), "--id_field", "item_id"]
@@ -60,3 +65,18 @@ def test_a_history_in_the_request_gets_what_comes_next(shop: Path) -> None:
         status, answer = client.ask("POST", "/v1/recommend", {"user": {}, "k": 3})
         assert status == 422
         assert "history__item_id" in str(answer)
+
+
+@pytest.mark.slow
+def test_what_scores_are_is_said_and_score_divides_them_by_the_temperature(shop: Path) -> None:
+    holder = ModelHolder("bundle", load=lambda _: Scorer.load(shop / "bundle"))
+    with running(holder, index=str(shop / "index")) as served:
+        client = served.client()
+        user = {"history__item_id": [3, 4, 5]}
+        _, found = client.ask("POST", "/v1/recommend", {"user": user, "k": ITEMS})
+        rows = [{**user, "item_id": item} for item in found["items"]]
+        status, scored = client.ask("POST", "/v1/score", {"rows": rows})
+        assert status == 200, scored
+        assert found["similarity"] == "INNER_PRODUCT"
+        divided = np.array(found["scores"]) / TEMPERATURE
+        np.testing.assert_allclose(scored["scores"]["similarity"], divided, rtol=1e-4, atol=1e-5)

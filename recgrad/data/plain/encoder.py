@@ -105,6 +105,29 @@ class Cells:
         return self.names is other.names and self.kinds is other.kinds and self.present == other.present
 
 
+class PreparedRows:
+    """Encodes cells that lie in the same place at every call, so that a call is that of the kernel alone.
+
+    Args:
+        kernel: a C function of one address.
+        block: its arguments.
+        rows: what it writes.
+        odd: int64 [features], which it marks.
+        kept: arrays that the block refers to.
+    """
+
+    def __init__(self, kernel: Any, block: Ints, rows: PlainRows, odd: Ints, kept: tuple[Any, ...]) -> None:
+        self.rows = rows
+        self._kernel, self._address = kernel, _address(block)
+        self._odd, self._none = odd, bytes(odd.nbytes)
+        self._kept = block, kept
+
+    def run(self) -> bool:
+        """Encode what the cells hold now; False if values of a feature are not plain."""
+        self._kernel(self._address)
+        return self._odd.tobytes() == self._none
+
+
 class PlainEncoder:
     """Encodes the plain ones among some features; threads may share it.
 
@@ -177,23 +200,50 @@ class PlainEncoder:
         places = self._places_of_cells(cells)
         if not len(places.lines):
             return None
-        first, step = np.zeros((2, at.COLUMN_COLUMNS), np.int64)
-        for place, array in ((at.VALUES, cells.values), (at.ENDS, cells.ends), (at.VALID, cells.valid)):
-            first[place], step[place] = _address(array), array.strides[0]
-        first[at.VALID_BYTES], first[at.DATA] = 1, _address(cells.text)
-        columns = first + step * places.lines[:, at.CHILD, None]
-        return self._run(cells.size, 0, 0, places, columns)
+        return self._run(cells.size, 0, 0, places, _columns_of(cells, places))
 
-    def _run(self, size: int, first: int, second: int, places: _Places, columns: Ints) -> PlainRows:
-        ids = np.empty((len(self.ids), size), np.int64)
-        numbers = np.empty((size, len(self.numbers)), np.float32)
-        odd = np.empty(len(self.features), np.int64)
-        block = np.array(
+    def prepare(self, cells: Cells, ids: Ints, numbers: npt.NDArray[np.float32]) -> PreparedRows | None:
+        """What encodes cells again and again, as their values change but not their place and number.
+
+        Args:
+            cells: where they lie.
+            ids: takes them, int64 [id features, rows].
+            numbers: takes them, float32 [rows, dense features].
+
+        Returns:
+            None if a column is missing.
+        """
+        places = None if self._kernel is None else self._places_of_cells(cells)
+        if places is None or not len(places.lines):
+            return None
+        columns, odd = _columns_of(cells, places), np.zeros(len(self.features), np.int64)
+        block = self._block(cells.size, 0, 0, places, columns, ids, numbers, odd)
+        rows = PlainRows(cells.size, ids, numbers, places.shared, ())
+        return PreparedRows(self._kernel, block, rows, odd, (cells, places, columns))
+
+    def _block(
+        self,
+        size: int,
+        first: int,
+        second: int,
+        places: _Places,
+        columns: Ints,
+        ids: Ints,
+        numbers: npt.NDArray[np.float32],
+        odd: Ints,
+    ) -> Ints:
+        return np.array(
             [0, 0, size, first, second, len(self._columns), _address(places.lines), _address(columns),
              len(self.features), *self._addresses, _address(ids),
              _address(numbers), len(self.numbers), _address(odd)],
             np.int64,
         )  # fmt: skip
+
+    def _run(self, size: int, first: int, second: int, places: _Places, columns: Ints) -> PlainRows:
+        ids = np.empty((len(self.ids), size), np.int64)
+        numbers = np.empty((size, len(self.numbers)), np.float32)
+        odd = np.empty(len(self.features), np.int64)
+        block = self._block(size, first, second, places, columns, ids, numbers, odd)
         assert self._kernel is not None
         self._kernel(_address(block))
         names: tuple[str, ...] = ()
@@ -252,6 +302,16 @@ class PlainEncoder:
             line[:] = shared, child, _KINDS.get(schema.field(child).type.id, at.NONE)
         ids = self._features[self._features[:, at.MAKES] != at.DENSE]
         return _Places(rows, shared_row, lines, lines[ids[:, at.COLUMN], at.SHARED])
+
+
+def _columns_of(cells: Cells, places: _Places) -> Ints:
+    """Where the columns are that features read."""
+    first, step = np.zeros((2, at.COLUMN_COLUMNS), np.int64)
+    for place, array in ((at.VALUES, cells.values), (at.ENDS, cells.ends), (at.VALID, cells.valid)):
+        first[place], step[place] = _address(array), array.strides[0]
+    first[at.VALID_BYTES], first[at.DATA] = 1, _address(cells.text)
+    columns: Ints = first + step * places.lines[:, at.CHILD, None]
+    return columns
 
 
 def _address(array: npt.NDArray[Any]) -> int:

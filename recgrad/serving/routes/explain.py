@@ -6,8 +6,8 @@ from typing import Any
 
 from recgrad.errors import RecgradError
 from recgrad.serving.answers import Answer, RequestError, json_answer
+from recgrad.serving.part import BadRowsError
 from recgrad.serving.routes._route import ROUTES, Route
-from recgrad.serving.scorer import BadRowsError
 from recgrad.serving.scoring import bad_rows_error, model_table
 from recgrad.serving.service import HttpRequest
 

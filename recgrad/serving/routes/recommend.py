@@ -67,7 +67,11 @@ class Recommend(Route):
             )
         except RecgradError as error:
             raise RequestError(422, str(error)) from error
-        body: dict[str, Any] = {"model": served.version, "index": index.manifest["version"]}
+        body: dict[str, Any] = {
+            "model": served.version,
+            "index": index.manifest["version"],
+            "similarity": index.similarity,
+        }
         return json_answer(body | (lists[0] if read.users is None else {"users": lists}))
 
     def _row(self, user: Any) -> Row:

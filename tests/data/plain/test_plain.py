@@ -73,6 +73,10 @@ def check_same(array: pa.Array, shared: bool = False) -> set[str]:
         found = PLAIN.encode(rows)
     assert found is not None
     text = array.type in (pa.string(), pa.large_string(), pa.binary())
+    # A separator alone leaves one value or none, and is still cut by the other encoder.
+    cut = text and any(
+        b"\x1d" in bytes(value) for value in array.cast(pa.large_binary()).to_pylist() if value
+    )
     for name, encoder in ALONE.items():
         faults = Faults()
         try:
@@ -82,7 +86,7 @@ def check_same(array: pa.Array, shared: bool = False) -> set[str]:
             continue
         if name in found.odd:
             several = name in PLAIN.ids and bool((wanted.sparse.lengths > 1).any())
-            assert faults or several or (text and name in NUMBERS), (name, array)
+            assert faults or several or cut or (text and name in NUMBERS), (name, array)
             continue
         assert not faults, faults.first()
         if name in PLAIN.numbers:

@@ -1,0 +1,66 @@
+"""Reads JSON bodies into cells that lie where they always do; `json_kernel` with all arguments in a block."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, njit
+
+from recgrad.kernels.parallel import FIRST as FIRST_ARGUMENT
+from recgrad.kernels.simd import field, load_i64, pointer, store_i64
+from recgrad.serving.json_kernel import CODE, FIRST, FOUND, READ, ROWS, read_body
+
+# The kernel's arguments: sizes, then addresses.
+(
+    BODIES,  # how many there are
+    COLUMNS,
+    ROOM,  # rows of cells
+    MAX_ROWS,  # of a body
+    TEXT,
+    ENDS,  # int64 [bodies], where each ends in TEXT
+    NAMES,
+    OFFSETS,  # int64 [columns + 1], of names
+    KINDS,  # int64 [columns]
+    SHAPE,  # int64 [columns + 1], takes the keys of rows
+    CELLS,
+    STOPS,
+    STATES,
+    FOUND_AT,  # int64 [bodies, FOUND]
+    LIMITS,  # int64 [columns, 2]: smallest and largest integer
+    RESULT,  # int64: rows of all bodies, −1 if one of them must be read in another way
+) = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 16)
+ARGUMENTS = FIRST_ARGUMENT + 16
+
+
+@njit(nogil=True)
+def read_cells(a: int) -> None:
+    """Read every body, or say that it cannot be done here."""
+    columns, room, bodies = field(a, COLUMNS), field(a, ROOM), field(a, BODIES)
+    offsets = carray(pointer(field(a, OFFSETS)), columns + 1, np.int64)
+    kinds = carray(pointer(field(a, KINDS)), columns, np.int64)
+    shape = carray(pointer(field(a, SHAPE)), columns + 1, np.int64)
+    found = carray(pointer(field(a, FOUND_AT)), (bodies, FOUND), np.int64)
+    glue = np.zeros((columns, 2), np.int64)
+    result = field(a, RESULT)
+    store_i64(result, -1)
+    shape[0] = -1
+    begin, rows = 0, 0
+    for body in range(bodies):
+        end = load_i64(field(a, ENDS) + 8 * body)
+        found[body, :] = 0
+        code = read_body(
+            field(a, TEXT), begin, end, rows, field(a, MAX_ROWS), field(a, NAMES), offsets, kinds, shape,
+            glue, field(a, CELLS), field(a, STOPS), field(a, STATES), room, found[body],
+        )  # fmt: skip
+        found[body, CODE], found[body, FIRST] = code, rows
+        if code != READ:
+            return
+        rows += found[body, ROWS]
+        begin = end
+    for column in range(columns):
+        low, high = load_i64(field(a, LIMITS) + 16 * column), load_i64(field(a, LIMITS) + 16 * column + 8)
+        if low < high:
+            for row in range(rows):
+                value = load_i64(field(a, CELLS) + 8 * (column * room + row))
+                if value < low or value > high:
+                    return
+    store_i64(result, rows)
