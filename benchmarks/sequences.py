@@ -63,7 +63,7 @@ def medians(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str,
 def check(ours: Tensor, theirs: Tensor, segments: Segments, tolerance: float) -> None:
     """Compare [positions, width] with [rows, length, width]."""
     flat = theirs.reshape(-1, theirs.shape[-1])[segments.rows * theirs.shape[1] + segments.places()]
-    apart = float((ours - flat).abs().max() / flat.abs().max())
+    apart = float((ours - flat).detach().abs().max() / flat.detach().abs().max())
     assert apart < tolerance, f"results differ by {apart}"
 
 

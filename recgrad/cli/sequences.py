@@ -8,14 +8,17 @@ from recgrad.cli.command import COMMANDS, Command
 from recgrad.errors import RecgradError, system_reason
 from recgrad.terminal import say
 
+FAR = 0.05
+"""The share of events that no model would see from which on it is said."""
+
 
 @COMMANDS.register("sequences")
 class Sequences(Command):
     """Turn a log of events into histories, and what came next, for sequence models.
 
     Writes train.parquet, valid.parquet and test.parquet, rows in the order of time, and items.parquet, the
-    catalogue with how often each item is in the training rows; beside them sasrec.config, which trains on
-    them. The log may be larger than memory: users are cut into parts on disk.
+    catalogue with how often each item is in the training rows; beside them sasrec.config and hstu.config,
+    which train on them. The log may be larger than memory: users are cut into parts on disk.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -27,7 +30,8 @@ class Sequences(Command):
             "--time",
             default="",
             metavar="COLUMN",
-            help="seconds, dates or timestamps; without it the rows of the log are in order",
+            help="seconds, or dates and times (in text files such as 2026-01-31 12:30:00); without it the "
+            "rows of the log are in order",
         )
         parser.add_argument(
             "--carry", default="", metavar="COLUMNS", help="other columns of events, joined by commas"
@@ -69,7 +73,7 @@ class Sequences(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from recgrad.histories import HistorySettings, write_histories
-        from recgrad.histories.config import write_config
+        from recgrad.histories.config import share_beyond, usual_length, write_configs
 
         try:
             settings = HistorySettings(
@@ -87,7 +91,7 @@ class Sequences(Command):
                 events_in_memory=args.events_in_memory,
             )
             report = write_histories(args.log, args.out, settings, lines=args.lines, items_path=args.items)
-            config = write_config(args.out, settings, report)
+            configs = write_configs(args.out, settings, report)
         except OSError as error:
             raise RecgradError(f"sequences: {error.filename or args.out}: {system_reason(error)}") from error
         except ValueError as error:
@@ -101,5 +105,12 @@ class Sequences(Command):
             say(f"  valid begins at {report.bounds[0]:.0f}, test at {report.bounds[1]:.0f}")
         for name, rows in report.rows.items():
             say(f"  {name + '.parquet':<14} {rows:>12,} rows")
-        say(f"train on them with: recgrad train {config}")
+        length = usual_length(report)
+        if not settings.max_length and share_beyond(report, length) > FAR:
+            share = share_beyond(report, length)
+            say(
+                f"  {share:.0%} of the training events are further back than the newest {length} of their "
+                f"user, at which models look; --max-length {length} --stride {length} makes rows of them too"
+            )
+        say(f"train on them with: recgrad train {configs[0]}, or {configs[1]}")
         return 0

@@ -13,7 +13,7 @@ from recgrad.examples.example import EXAMPLES, Example, Step, command
 from recgrad.synth import Shop
 from recgrad.synth.shop import NUM_ITEMS
 
-EDITS = '{"train_config.num_epochs": 12, "train_config.save_checkpoints_epochs": 12}'
+EDITS = '{"train_config.num_epochs": 12}'
 """Few epochs, for few users."""
 
 

@@ -137,7 +137,9 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _seconds(column: pa.ChunkedArray, name: str, where: _Place) -> pa.ChunkedArray:
-    """Numbers as they are, dates and times as seconds since 1970."""
+    """Numbers as they are, dates and times, also as texts of ISO 8601, as seconds since 1970."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        column = _moments(column, name, where)
     kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         micros = column.cast(pa.timestamp("us", tz=getattr(kind, "tz", None))).cast(pa.int64())
@@ -152,3 +154,28 @@ def _seconds(column: pa.ChunkedArray, name: str, where: _Place) -> pa.ChunkedArr
         row = int(np.flatnonzero(bad)[0])
         raise DataError(f"data: column '{name}': the time is not a finite number ({where.of(row)})")
     return values
+
+
+def _moments(column: pa.ChunkedArray, name: str, where: _Place) -> pa.ChunkedArray:
+    """Texts such as 2026-01-31, 2026-01-31 12:30:00 or 2026-01-31T12:30:00+02:00; UTC without a zone."""
+    for kind in (pa.timestamp("us"), pa.timestamp("us", tz="UTC")):  # with zones all of them or none
+        try:
+            return column.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    row, text = next((at, text) for at, text in enumerate(column.to_pylist()) if not _is_moment(text))
+    raise DataError(
+        f"data: column '{name}': {text!r} is no time ({where.of(row)}); write seconds, or dates and times "
+        "such as 2026-01-31 12:30:00, all of them with a zone or none"
+    )
+
+
+def _is_moment(text: str) -> bool:
+    """Whether a text can be read as a time, without regard to those around it."""
+    for kind in (pa.timestamp("us"), pa.timestamp("us", tz="UTC")):
+        try:
+            pa.array([text]).cast(kind)
+        except pa.ArrowInvalid:
+            continue
+        return True
+    return False

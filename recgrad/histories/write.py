@@ -48,6 +48,7 @@ class HistoryReport:
         bounds: where valid and test begin, for the split by time.
         largest: the largest item id where ids are whole numbers, else None.
         longest: the length of the longest history.
+        lengths: int64 [longest training history + 1]: how many training rows have a history so long.
     """
 
     events: int = 0
@@ -59,6 +60,7 @@ class HistoryReport:
     bounds: tuple[float, float] | None = None
     largest: int | None = None
     longest: int = 0
+    lengths: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
 
 
 def write_histories(
@@ -119,7 +121,7 @@ class _Writer:
         if not report.rows["train"]:
             raise DataError(
                 f"sequences: no user has two events to train on ({report.users:,} users, "
-                f"{report.events:,} events)"
+                f"{report.events:,} events), besides those held back; --split none holds back none"
             )
         write_items(self.target / "items.parquet", self.items, items_path, self.settings)
         return report
@@ -168,12 +170,19 @@ class _Writer:
         report.turned += events.turned
         rows = split_rows(events, settings, report.bounds or _ALWAYS)
         self.items.add(events, rows["train"])
+        report.lengths = _added(report.lengths, np.bincount(rows["train"].end - rows["train"].begin))
         for name, spill in spills.items():
             own = rows[name]
             report.longest = max(report.longest, int((own.end - own.begin).max(initial=0)))
             times = events.times[own.next]
             table = make_table(events, own, settings).append_column(TIME, pa.array(times))
             spill.add(table, np.searchsorted(cuts, times, side="right"))
+
+
+def _added(some: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The sum of two counts by number, of which one may end earlier."""
+    size = max(len(some), len(others))
+    return np.pad(some, (0, size - len(some))) + np.pad(others, (0, size - len(others)))
 
 
 def _write_rows(path: Path, spill: Spill) -> int:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from recgrad.data.samplers.edges import group_edges
 from recgrad.data.samplers.exclusion import excluded_pairs
+from recgrad.data.samplers.item_side import Own
 from recgrad.data.samplers.sampler import SAMPLERS
 from recgrad.errors import ConfigError, DataError
 
@@ -141,7 +142,7 @@ def test_excluded_pairs_are_those_of_a_plain_search(drawn, rows, diagonal):
     flat = np.array([item for row in rows for item in row], np.int64)
     stops = np.cumsum([len(row) for row in rows], dtype=np.int64).reshape(-1)
     starts = stops - np.array([len(row) for row in rows], np.int64)
-    found = excluded_pairs(np.array(drawn, np.int64), flat, starts, stops, diagonal=diagonal)
+    found = excluded_pairs(np.array(drawn, np.int64), Own(flat, starts, stops), diagonal=diagonal)
     expected = [
         (i, k)
         for i, row in enumerate(rows)
@@ -151,6 +152,21 @@ def test_excluded_pairs_are_those_of_a_plain_search(drawn, rows, diagonal):
     ]
     assert sorted(map(tuple, found.tolist())) == sorted(expected)
     assert found[:, 0].tolist() == sorted(found[:, 0].tolist())
+
+
+def test_excluded_pairs_of_many_draws():
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(0, 3000, 2000)
+    one, other = rng.integers(0, 3000, 50), rng.integers(0, 3000, 400)
+    every = np.arange(50)
+    sets = Own(one, every, every + 1), Own(other, 8 * every, 8 * every + 8)
+    found = excluded_pairs(drawn, *sets)
+    halves = [
+        np.argwhere(drawn == one[:, None]),
+        np.argwhere((drawn[:, None] == other.reshape(50, 1, 8)).any(2)),
+    ]
+    assert set(map(tuple, found[: len(halves[0])].tolist())) == set(map(tuple, halves[0].tolist()))
+    assert set(map(tuple, found[len(halves[0]) :].tolist())) == set(map(tuple, halves[1].tolist()))
 
 
 def test_edges_are_grouped_by_user():
@@ -163,6 +179,9 @@ def test_edges_are_grouped_by_user():
     assert by_weight.items.tolist() == [1, 9, 9, 4, 5, 5]
     starts, stops = by_item.ranges(np.array([7, 4, 3, 99]))
     assert [(a, b) for a, b in zip(starts, stops)] == [(2, 4), (0, 0), (0, 2), (0, 0)]
+    without_gaps = group_edges("edges", np.array([4, 3, 5]), np.array([1, 2, 3]))
+    starts, stops = without_gaps.ranges(np.array([5, 2, 4, 6, -(2**63), 2**63 - 1]))
+    assert [(a, b) for a, b in zip(starts, stops)] == [(2, 3), (0, 0), (1, 2), *[(0, 0)] * 3]
     empty = group_edges("none", users[:0], items[:0])
     assert empty.ranges(np.array([1]))[1].tolist() == [0]
 

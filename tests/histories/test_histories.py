@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recgrad.cli.main import main
+from recgrad.config.load import load_config
 from recgrad.errors import DataError
 from recgrad.histories import HistorySettings, write_histories
+from recgrad.histories.config import write_configs
 
 
 def read(folder, part):
@@ -145,6 +147,18 @@ def test_texts_dates_and_further_columns(tmp_path):
     assert report.largest is None
 
 
+@pytest.mark.parametrize("zone", ["", "Z", "+02:00"])
+def test_times_that_are_texts(tmp_path, zone):
+    days = [f"2026-01-0{day}T12:30:0{day}{zone}" for day in (3, 1, 2, 4)]
+    (tmp_path / "log.csv").write_text("user_id,item_id,day\n" + "".join(f"a,{d[9]},{d}\n" for d in days))
+    write_histories(str(tmp_path / "log.csv"), str(tmp_path / "o"), HistorySettings(time="day"))
+    (row,) = read(tmp_path / "o", "test")
+    at = [datetime.datetime.fromisoformat(day.replace("Z", "+00:00")) for day in sorted(days)]
+    at = [moment if moment.tzinfo else moment.replace(tzinfo=datetime.timezone.utc) for moment in at]
+    assert row["history__item_id"] == [1, 2, 3]
+    assert [*row["history__day"], row["day"]] == [moment.timestamp() for moment in at]
+
+
 def test_lines_of_users(tmp_path):
     (tmp_path / "log.txt").write_text("1 10 11 12 13\n\n2 11 10\n3 12\n")
     what = HistorySettings()
@@ -173,7 +187,11 @@ def test_attributes_of_items(tmp_path):
         ({"user_id": [1, None]}, r"column 'user_id': the user is null \(row 1 of .*log.parquet\)"),
         ({"item_id": [None, 1]}, r"column 'item_id': the item is null \(row 0 of"),
         ({"time": [1.0, float("nan")]}, r"column 'time': the time is not a finite number \(row 1 of"),
-        ({"time": ["a", "b"]}, "column 'time' is string, and times must be numbers"),
+        (
+            {"time": ["2026-01-31", "soon"]},
+            r"column 'time': 'soon' is no time \(row 1 of .*\); write seconds",
+        ),
+        ({"time": [b"a", b"b"]}, "column 'time' is binary, and times must be numbers"),
         ({"item": [1, 2]}, "column 'item_id' is not in"),
     ],
 )
@@ -214,7 +232,56 @@ def test_the_command_says_what_it_did_and_leaves_nothing_behind(tmp_path, capsys
     assert "16 events of 4 users and 4 items" in said
     assert f"recgrad train {out}/sasrec.config" in said
     files = sorted(path.name for path in out.iterdir())
-    assert files == ["items.parquet", "sasrec.config", "test.parquet", "train.parquet", "valid.parquet"]
-    assert main(["check", str(out / "sasrec.config")]) == 0
+    parts = ["test.parquet", "train.parquet", "valid.parquet"]
+    assert files == ["hstu.config", "items.parquet", "sasrec.config", *parts]
+    for model in ("sasrec", "hstu"):
+        assert main(["check", str(out / f"{model}.config")]) == 0
     assert main(["sequences", log, "--time", "clock", "--out", str(out)]) == 2
     assert "column 'clock' is not in" in capsys.readouterr().err
+
+
+def configs_of(folder, events, **settings):
+    what = HistorySettings(time="time", **settings)
+    report = write_histories(write_log(folder / "log.parquet", events), str(folder), what)
+    return [load_config(path) for path in write_configs(str(folder), what, report)]
+
+
+def test_configs_stop_by_what_is_held_back_and_keep_the_best(tmp_path):
+    events = [(u, (7 * u + i) % 20, float(i)) for u in range(9) for i in range(5)]
+    for config in configs_of(tmp_path, events):
+        assert config.train_config.early_stopping.metric == "catalogue_ndcg@10"
+        assert config.train_config.early_stopping.patience == 20  # an epoch is one step
+        assert config.export_config.exporter_type == "best"
+        assert config.eval_config.catalogue.seen_field == "history__item_id"
+        assert config.model_config.losses[0].WhichOneof("loss") == "full_softmax"
+    assert config.model_config.hstu.time_input == "times"
+
+
+def test_configs_where_nothing_is_held_back(tmp_path):
+    for config in configs_of(tmp_path, [(u, u + i, float(i)) for u in range(9) for i in range(2)]):
+        assert config.eval_input_path.endswith("train.parquet")
+        assert not config.train_config.HasField("early_stopping")
+        assert config.export_config.exporter_type == "latest"
+
+
+def test_lists_have_what_was_seen_where_users_come_back(tmp_path):
+    for config in configs_of(tmp_path, [(u, i % 2, float(i)) for u in range(9) for i in range(6)]):
+        assert not config.eval_config.catalogue.mask_seen
+        assert not config.eval_config.catalogue.HasField("seen_field")
+
+
+@pytest.mark.parametrize(("events", "length"), [(20, 50), (90, 100), (150, 200), (900, 200)])
+def test_models_look_at_most_of_a_history(tmp_path, capsys, events, length):
+    log = [(u, i, float(i)) for u in range(3) for i in range(events)]
+    path = write_log(tmp_path / "log.parquet", log)
+    assert main(["sequences", path, "--time", "time", "--out", str(tmp_path)]) == 0
+    config = load_config(tmp_path / "sasrec.config")
+    assert config.model_config.sasrec.max_seq_len == length
+    assert ("--max-length 200 --stride 200 makes rows of them" in capsys.readouterr().out) == (events == 900)
+
+
+def test_many_items_are_sampled(tmp_path, monkeypatch):
+    monkeypatch.setattr("recgrad.histories.config.MOST_RANKED", 19)
+    for config in configs_of(tmp_path, [(u, (7 * u + i) % 20, float(i)) for u in range(9) for i in range(5)]):
+        assert config.data_config.next_item_sampler.num_sample == 4096
+        assert config.model_config.losses[0].softmax_cross_entropy.log_q_correction

@@ -118,6 +118,9 @@ def test_an_index_of_another_model_is_refused(
     assert "was made by another model" in capsys.readouterr().err
     assert run("index", other, "--items", shop.folder / "items.parquet", "--out", index, "--update") == 2
     assert "was made by another model" in capsys.readouterr().err
+    known = pq.read_table(index / "golden.parquet")["item_id"].to_pylist()
+    assert len(known) == 16
+    assert (known[0], known[-1]) == ("i0", "i89")  # from everywhere, not the first ones
     assert not (tmp_path / "x.parquet").exists()
 
 

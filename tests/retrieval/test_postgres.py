@@ -39,6 +39,13 @@ def test_a_database_recommends_what_a_folder_does(
         assert run("index", model_dir, "--items", shop.folder / "items.parquet", "--to", place) == 0
         assert run("index", "--to", place, "--remove", few) == 0
     assert "3 items removed: 87 items" in capsys.readouterr().out
+    for secret in (database.replace(":@", ":sesame@"), f"{database}&password=sesame"):
+        assert "sesame" in secret
+        assert run("index", model_dir, "--items", shop.folder / "items.parquet", "--to", secret) == 0
+        assert run("index", model_dir, "--items", few, "--to", secret, "--update") == 0
+        assert run("index", "--to", secret, "--remove", few) == 0
+        printed = capsys.readouterr()
+        assert "sesame" not in printed.out + printed.err
     wheres = [None, "price < 0.5 and category in ('k0', 'k3') or not price > 0.1", "item_id != 'i5'"]
     for where in wheres:
         lists = []

@@ -85,7 +85,7 @@ class CatalogueSampler(Sampler):
             self._check_single(lengths)
             key = (self._seed, *place)
             rows = draw_evenly(len(self.items.table.keys), self.count, key)
-            excluded = excluded_pairs(self.items.table.keys[rows], own.keys, own.starts, own.stops)
+            excluded = excluded_pairs(self.items.table.keys[rows], own)
             return replace(
                 batch,
                 negatives=self.items.encode(rows, key),

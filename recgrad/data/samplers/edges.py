@@ -73,7 +73,11 @@ class Edges:
         if not len(self.users):
             nothing = np.zeros(len(users), np.int64)
             return nothing, nothing
-        at = np.minimum(np.searchsorted(self.users, users), len(self.users) - 1)
+        first, last, count = int(self.users[0]), int(self.users[-1]), len(self.users)
+        if last - first == count - 1:  # every number between: no search
+            at = np.clip(users, first, last) - first
+        else:
+            at = np.minimum(np.searchsorted(self.users, users), count - 1)
         known = self.users[at] == users
         return np.where(known, self.starts[at], 0), np.where(known, self.starts[at + 1], 0)
 

@@ -89,11 +89,10 @@ class InBatchSampler(Sampler):
         own = own_items(columns[self._id_field], self._hashed, "", self._id_field)
         if (own.stops - own.starts != 1).any():
             raise DataError(f"data: column '{self._id_field}' has no item in some row; give every row one")
-        excluded = excluded_pairs(own.keys, own.keys, own.starts, own.stops, diagonal=False)
+        sets = [own]
         if self._positives is not None:
-            edges = self._positives.of(columns[self._positives.id_field])
-            more = excluded_pairs(own.keys, edges.keys, edges.starts, edges.stops, diagonal=False)
-            excluded = np.concatenate([excluded, more])
+            sets.append(self._positives.of(columns[self._positives.id_field]))
+        excluded = excluded_pairs(own.keys, *sets, diagonal=False)
         log_counts = None if self._items is None else torch.from_numpy(self._log_counts(own.keys))
         return replace(batch, comparison=Comparison(torch.from_numpy(excluded), log_counts))
 

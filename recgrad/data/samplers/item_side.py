@@ -167,4 +167,6 @@ def own_items(column: pa.Array, hashed: bool, delimiter: str, name: str) -> Own:
         values = values.drop_null()
     keys = keys_of(values, hashed, f"column '{name}'")
     every = np.arange(len(column))
+    if values is column:  # one each, which needs no search
+        return Own(keys, every, every + 1)
     return Own(keys, np.searchsorted(rows, every), np.searchsorted(rows, every, side="right"))

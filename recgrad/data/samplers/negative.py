@@ -133,12 +133,10 @@ class NegativeSampler(Sampler):
             mass = table.total - float(table.weights[known[known >= 0]].sum())
             return rows, np.zeros((0, 2), np.int64), self._log_counts(rows, mass)
         rows = draw_items(table, self.count, key)
-        drawn = table.keys[rows]
-        excluded = excluded_pairs(drawn, own.keys, own.starts, own.stops)
+        sets = [own]
         if self._positives is not None:
-            edges = self._positives.of(columns[self._positives.id_field])
-            more = excluded_pairs(drawn, edges.keys, edges.starts, edges.stops)
-            excluded = np.concatenate([excluded, more])
+            sets.append(self._positives.of(columns[self._positives.id_field]))
+        excluded = excluded_pairs(table.keys[rows], *sets)
         return rows, excluded, self._log_counts(rows, table.total)
 
     def _log_counts(self, rows: Ints, mass: float) -> npt.NDArray[np.float32]:

@@ -17,7 +17,7 @@ from recgrad.data.features.base import Feature
 from recgrad.data.samplers.catalogue import CatalogueSampler
 from recgrad.data.samplers.draws import draw_evenly, draw_items
 from recgrad.data.samplers.exclusion import excluded_pairs
-from recgrad.data.samplers.item_side import ItemSide, build_items, check_items, own_items
+from recgrad.data.samplers.item_side import ItemSide, Own, build_items, check_items, own_items
 from recgrad.data.samplers.sampler import SAMPLERS, Place, Sampler, SamplerSource
 from recgrad.errors import ConfigError, DataError, Problem
 
@@ -106,7 +106,7 @@ class NextItemSampler(Sampler):
             drawn = draw_items(table, self.count, key)
             share = table.weights[drawn] / table.total
         every = np.arange(len(own))
-        same = excluded_pairs(table.keys[drawn], table.keys[own], every, every + 1)
+        same = excluded_pairs(table.keys[drawn], Own(table.keys[own], every, every + 1))
         known = NextItems(
             torch.from_numpy(index.reshape(-1).astype(np.int64)),
             counts,
