@@ -242,9 +242,19 @@ def rows_of(data: str, options: argparse.Namespace) -> int:
     return int(options.rows) // SETS[data][2]
 
 
+def warm_up(split: Split) -> None:
+    """One batch of models with tables of all widths, so that no run is charged for compiling kernels."""
+    few = np.arange(BATCH)
+    tiny = replace(split, train=split.train.take(few), valid=split.valid.take(few), test=split.test.take(few))
+    for name in ("deepfm", "onn", *([DIN] if split.train.history is not None else [])):
+        train_recgrad(name, RATES[0], tiny, 1, 0)
+
+
 def train_all(runs: Runs, splits: dict[str, Split], every: list[Entrant], options: Any) -> None:
     """What is missing: first one seed of all models on all sets, then the others."""
     until = time.monotonic() + options.seconds
+    for split in splits.values():
+        warm_up(split)
     for seed in range(options.seeds):
         for data, split in splits.items():
             for entrant in every:

@@ -18,6 +18,7 @@ from google.protobuf import text_format
 from recgrad.check import check_config
 from recgrad.check.capabilities import available, schema_messages
 from recgrad.config import PipelineConfig
+from recgrad.config.proto.feature_pb2 import SeqFeatureConfig
 from recgrad.data.batch import Comparison
 from recgrad.data.features.base import Feature
 from recgrad.data.features.columns import Bags
@@ -78,6 +79,7 @@ def folder(tmp_path_factory):
         "seq_words": ["red|blue;red;red", "shoe"] * (ROWS // 2),
         "seq_valid": ["true|false;true;false", "true"] * (ROWS // 2),
     }
+    columns |= {f"h__{name}": columns[name] for name in ("seq", "seq_text", "seq_words", "seq_valid")}
     pq.write_table(pa.table(columns), path / "rows.parquet")
     labels = {name: [rng.integers(0, 2, n).tolist() for n in lengths] for name in ("click", "buy")}
     pq.write_table(pa.table({**columns, **labels}), path / "lists.parquet")
@@ -265,21 +267,34 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(schema_messages("feature")))
-def test_feature_kinds(kind, folder):
-    body = KINDS[kind].replace("{folder}", str(folder))
-    if "tokenizer.json" in body:
+MEMBERS = {
+    "id_feature": f'expression: "item:seq_text" {IDS}',
+    "raw_feature": 'expression: "item:seq"',
+    "combo_feature": f'expression: ["user:text", "item:seq_text"] {IDS}',
+    "lookup_feature": 'map: "user:pairs" key: "item:seq_text" separator: "|"',
+    "match_feature": 'nested_map: "user:nested" pkey: "item:seq_text" skey: "user:skey"',
+    "expr_feature": 'expression: "x * seq" variables: ["user:x", "item:seq"]',
+    "overlap_feature": 'query: "user:text" title: "item:seq_text" method: "query_common_ratio"',
+    "tokenize_feature": 'expression: "item:seq_text" embedding_dim: 4 vocab_file: "{folder}/tokenizer.json"',
+    "custom_feature": 'expression: ["user:x", "item:seq"] operator_name: "SeqExpr" '
+    'operator_lib_file: "recgrad" ' + PARAMS.format("formula", "x - seq"),
+    "kv_dot_product": 'query: "user:pairs" document: "item:seq_text"',
+    "bool_mask_feature": f'expression: ["item:seq_words", "item:seq_valid"] separator: "|" {IDS}',
+    "combine_feature": 'expression: "item:seq" combiner: "sum"',
+    "custom_kind_feature": f'expression: "item:seq" class_path: "{__name__}.Doubled"',
+}
+"""Members of a `sequence_feature`."""
+
+
+def run_feature(folder, feature, name):
+    """Train a model over one feature and an id."""
+    feature = feature.replace("{folder}", str(folder))
+    if "tokenizer.json" in feature:
         library = pytest.importorskip("tokenizers")
         words = {word: i for i, word in enumerate(["?", "red", "blue", "shoe"])}
         made = library.Tokenizer(library.models.WordLevel(words, unk_token="?"))
         made.pre_tokenizer = library.pre_tokenizers.Whitespace()
         made.save(str(folder / "tokenizer.json"))
-    feature = f'{kind} {{ feature_name: "f" {body} }}'
-    name = "f"
-    if kind == "sequence_feature":
-        name = "h__item"
-        inner = f'id_feature {{ feature_name: "item" expression: "item:item" {IDS} }}'
-        feature = f'sequence_feature {{ sequence_name: "h" sequence_length: 5 features {{ {inner} }} }}'
     model = f"""feature_configs {{ {feature} }}
     feature_configs {{
       id_feature {{ feature_name: "c2" expression: "item:c" num_buckets: 9 embedding_dim: 4 }}
@@ -290,6 +305,25 @@ def test_feature_kinds(kind, folder):
       losses {{ binary_cross_entropy {{}} }}
     }}"""
     run(config_of(folder, model, 'fg_mode: FG_DAG label_fields: "click"'))
+
+
+def member(body):
+    group = 'sequence_name: "h" sequence_length: 5 sequence_delim: ";"'
+    return f"sequence_feature {{ {group} features {{ {body} }} }}"
+
+
+@pytest.mark.parametrize("kind", sorted(schema_messages("feature")))
+def test_feature_kinds(kind, folder):
+    if kind == "sequence_feature":
+        inner = f'id_feature {{ feature_name: "item" expression: "item:item" {IDS} }}'
+        run_feature(folder, member(inner), "h__item")
+        return
+    run_feature(folder, f'{kind} {{ feature_name: "f" {KINDS[kind]} }}', "f")
+
+
+@pytest.mark.parametrize("kind", sorted(MEMBERS))
+def test_members_of_sequences(kind, folder):
+    run_feature(folder, member(f'{kind} {{ feature_name: "f" {MEMBERS[kind]} }}'), "h__f")
 
 
 TWO_TOWERS = """
@@ -406,5 +440,9 @@ def test_none_is_forgotten():
     known = available()
     assert set(known["model"]) == set(schema_messages("model")) == set(MODELS)
     assert set(KINDS) == set(schema_messages("feature"))
-    assert set(SAMPLERS) == set(known["sampler"])
-    assert {*LABELS, *CANDIDATES, *OF_CODES, "custom_loss"} == set(known["loss"])
+    assert set(MEMBERS) == {
+        field.name for field in SeqFeatureConfig.DESCRIPTOR.oneofs_by_name["feature"].fields
+    }
+    assert set(SAMPLERS) == set(schema_messages("sampler")) == set(known["sampler"])
+    losses = {*LABELS, *CANDIDATES, *OF_CODES, "custom_loss"}
+    assert losses == set(schema_messages("loss")) == set(known["loss"])

@@ -89,7 +89,7 @@ class IndexItems(Command):
             old = open_index(args.out, args.table)
             if embedder is not None:
                 old.check_model(embedder)
-            return _update(args, old, *_items(args, embedder)[:2])
+            return _update(old, *_items(args, embedder)[:2])
         table, vectors, model_similarity, golden = _items(args, embedder)
         settings = _settings(args, kind)
         if similarity and golden is not None and similarity != model_similarity:
@@ -200,13 +200,13 @@ def _items(args: argparse.Namespace, embedder: Any) -> tuple[Any, Any, str, Any]
     return table.drop_columns([args.embedding_field]), vectors, "INNER_PRODUCT", golden
 
 
-def _update(args: argparse.Namespace, index: Any, table: Any, vectors: Any) -> int:
+def _update(index: Any, table: Any, vectors: Any) -> int:
     import numpy as np
 
     before = len(index)
     index.update(table, np.asarray(vectors))
     added = len(index) - before
-    say(f"{added:,} items added and {table.num_rows - added:,} changed: {len(index):,} items in {args.out}")
+    say(f"{added:,} items added and {table.num_rows - added:,} changed: {len(index):,} items in {index.path}")
     return 0
 
 
@@ -219,7 +219,7 @@ def _remove(args: argparse.Namespace, index: Any) -> int:
     gone = index.remove(ids)
     strange = len(ids) - gone
     unknown = f" ({strange:,} ids were not there)" if strange else ""
-    say(f"{gone:,} items removed{unknown}: {len(index):,} items in {args.out}")
+    say(f"{gone:,} items removed{unknown}: {len(index):,} items in {index.path}")
     return 0
 
 

@@ -102,7 +102,7 @@ def _events(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from recgrad.histories import HistorySettings, write_histories
-    from recgrad.histories.config import write_config
+    from recgrad.histories.config import write_configs
     from recgrad.histories.retrieval_config import write_retrieval_config
     from recgrad.starting.roles import event_columns
     from recgrad.starting.source import open_source
@@ -125,7 +125,10 @@ def _events(args: argparse.Namespace) -> int:
     else:
         settings = HistorySettings(user=user, item=item, time=time)
     report = write_histories(path, args.out, settings)
-    config = (write_retrieval_config if towers else write_config)(args.out, settings, report)
+    if towers:
+        configs = [write_retrieval_config(args.out, settings, report)]
+    else:
+        configs = write_configs(args.out, settings, report)
     say(f"users: {user}, items: {item}, times: {time or 'none, rows are in order'}")
     if towers:
         kept = f"events where {args.label} is 1" if args.label else "all events (--label keeps those of 1)"
@@ -133,7 +136,7 @@ def _events(args: argparse.Namespace) -> int:
     say("each user's last event tests, the one before it validates")
     for name, rows in report.rows.items():
         say(f"  {name + '.parquet':<14} {rows:>12,} rows")
-    say(f"wrote {config}; train with: recgrad train {config}")
+    say(f"wrote {' and '.join(map(str, configs))}; train with: recgrad train {configs[0]}")
     return 0
 
 

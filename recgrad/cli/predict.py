@@ -73,7 +73,9 @@ class Predict(Command):
             help="0; TorchEasyRec's 1, encoded features as text, is refused",
         )
         parser.add_argument(
-            "--is-profiling", action="store_true", help="TorchEasyRec's trace of predictions; is refused"
+            "--is-profiling",
+            action="store_true",
+            help="trace batches 8 to 15 with torch.profiler, into OUTPUT.profile (checkpoints)",
         )
         add_raw_scores_argument(parser)
         add_device_argument(parser)
@@ -109,6 +111,7 @@ class Predict(Command):
                 device=device_of(args),
                 custom_code=not args.no_custom_code,
                 raw_scores=args.raw_scores,
+                is_profiling=args.is_profiling,
                 stop=stop,
             )
         say(f"wrote {rows:,} predictions to {args.predict_output_path}")
@@ -138,11 +141,6 @@ def _refuse(args: argparse.Namespace) -> None:
             f"recgrad predict: --debug_level {args.debug_level} (encoded features as text) is not there; "
             "bundles encode by the code that trained, and load_model(…).explain(rows) says what features do "
             "to scores"
-        )
-    if args.is_profiling:
-        raise RecgradError(
-            "recgrad predict: --is_profiling is not there; train_config.is_profiling traces training, and "
-            "py-spy record -- recgrad predict … shows where predictions spend their time"
         )
 
 

@@ -90,7 +90,8 @@ def warm_common(folder: Path) -> None:
     """A small run on synthetic clicks with its evaluation, and the rule of every sparse optimizer."""
     from recgrad.config import load_config
     from recgrad.embedding.local.update import update_function
-    from recgrad.kernels.compile import compiled_with
+    from recgrad.kernels.compile import compiled, compiled_with
+    from recgrad.nn import fm_kernels, layer_products, mix_kernels, relu_kernels
     from recgrad.optim.sparse import SPARSE_OPTIMIZERS
     from recgrad.synth import write_synth
     from recgrad.training.run import train
@@ -99,6 +100,9 @@ def warm_common(folder: Path) -> None:
     config = load_config(folder / "deepfm.config")
     config.train_config.use_tensorboard = False
     train(config, model_dir=folder / "model")
+    for kernels in (layer_products, relu_kernels, fm_kernels, mix_kernels):
+        for wanted in kernels.kernels():
+            compiled(wanted.function)
     for _, optimizer in SPARSE_OPTIMIZERS.items():
         for rule in (optimizer.rule, getattr(optimizer, "dense_rule", None)):
             if rule is not None:

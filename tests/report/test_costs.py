@@ -49,7 +49,7 @@ def test_costs_are_those_of_a_count_by_hand(costs):
     assert costs["multi_tower"].multiply_adds == deep + chain(64, 64, 1)
     assert costs["multi_tower"].parameters == deep + chain(64, 64, 1) + 256 + 128 + 64 + 64 + 1
     assert costs["multi_tower"].table_parameters == 60 * 8
-    assert costs["wide_and_deep"].table_parameters == 60 * 8 + 60 * 4
+    assert costs["wide_and_deep"].table_parameters == 60 * 8 + 60  # one weight an id
     assert costs["simple_multi_task"].multiply_adds == 2 * chain(26, 64, 1)
     assert costs["stem"].table_parameters == 3 * 60 * 8
     # Of 50 positions: [position, product with the query], then the layers of the attention; once the query.
