@@ -156,26 +156,30 @@ def _seconds(column: pa.ChunkedArray, name: str, where: _Place) -> pa.ChunkedArr
     return values
 
 
+# Texts are all of one of these: seconds, times without a zone, or times with one.
+_KINDS_OF_TIME = (pa.float64(), pa.timestamp("us"), pa.timestamp("us", tz="UTC"))
+
+
 def _moments(column: pa.ChunkedArray, name: str, where: _Place) -> pa.ChunkedArray:
-    """Texts such as 2026-01-31, 2026-01-31 12:30:00 or 2026-01-31T12:30:00+02:00; UTC without a zone."""
-    for kind in (pa.timestamp("us"), pa.timestamp("us", tz="UTC")):  # with zones all of them or none
-        try:
-            return column.cast(kind)
-        except pa.ArrowInvalid:
-            continue
-    row, text = next((at, text) for at, text in enumerate(column.to_pylist()) if not _is_moment(text))
+    """Texts such as 1769862600, 2026-01-31 or 2026-01-31T12:30:00+02:00; UTC without a zone."""
+    for kind in _KINDS_OF_TIME:
+        if (found := _read_as(column, kind)) is not None:
+            return found
+    texts = column.to_pylist()
+    kinds = [
+        next((kind for kind in _KINDS_OF_TIME if _read_as(pa.array([t]), kind) is not None), None)
+        for t in texts
+    ]
+    odd = kinds.index(None) if None in kinds else next(i for i, kind in enumerate(kinds) if kind != kinds[0])
+    problem = "is no time" if kinds[odd] is None else f"is another kind of time than {texts[0]!r}"
     raise DataError(
-        f"data: column '{name}': {text!r} is no time ({where.of(row)}); write seconds, or dates and times "
-        "such as 2026-01-31 12:30:00, all of them with a zone or none"
+        f"data: column '{name}': {texts[odd]!r} {problem} ({where.of(odd)}); write seconds, or dates and "
+        "times such as 2026-01-31 12:30:00, all of them with a zone or none"
     )
 
 
-def _is_moment(text: str) -> bool:
-    """Whether a text can be read as a time, without regard to those around it."""
-    for kind in (pa.timestamp("us"), pa.timestamp("us", tz="UTC")):
-        try:
-            pa.array([text]).cast(kind)
-        except pa.ArrowInvalid:
-            continue
-        return True
-    return False
+def _read_as(texts: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
+    try:
+        return texts.cast(kind)
+    except pa.ArrowInvalid:
+        return None

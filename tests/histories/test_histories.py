@@ -191,6 +191,11 @@ def test_attributes_of_items(tmp_path):
             {"time": ["2026-01-31", "soon"]},
             r"column 'time': 'soon' is no time \(row 1 of .*\); write seconds",
         ),
+        ({"time": ["10", "soon"]}, r"column 'time': 'soon' is no time \(row 1 of"),
+        (
+            {"time": ["2026-01-31 12:00:00", "2026-01-31T12:00:00+02:00"]},
+            r"'2026-01-31T12:00:00\+02:00' is another kind of time than '2026-01-31 12:00:00' \(row 1 of",
+        ),
         ({"time": [b"a", b"b"]}, "column 'time' is binary, and times must be numbers"),
         ({"item": [1, 2]}, "column 'item_id' is not in"),
     ],
