@@ -32,7 +32,7 @@ class Init(Command):
         parser.add_argument(
             "--label",
             metavar="COLUMNS",
-            help="what to learn: two values, classes 0, 1, 2 …, or a number; a,b for several tasks",
+            help="what to learn: two values, classes (0, 1 … or texts), or a number; a,b for several tasks",
         )
         parser.add_argument("--time", default="", metavar="COLUMN", help="the time of a row")
         parser.add_argument("--user", default="", metavar="COLUMN", help="who a row is about")

@@ -26,7 +26,7 @@ from recgrad.data.readers.kafka import refuse_topics
 from recgrad.data.readers.reader import Block
 from recgrad.errors import RecgradError
 from recgrad.export.prediction import Prediction, carried
-from recgrad.export.prediction_files import with_predictions
+from recgrad.export.prediction_files import class_names, with_predictions
 from recgrad.openmp import choose_threads
 from recgrad.serving.manifest import CONFIG
 from recgrad.serving.part import BadRowsError
@@ -49,6 +49,8 @@ class BundleRows:
         config = _config(asked)
         data = config.data_config
         self._scorer = open_bundle(asked)
+        tasks = self._scorer.manifest.tasks
+        self._classes = class_names(data, ((task.output, task.label) for task in tasks))
         self._batch_rows = data.eval_batch_size if data.HasField("eval_batch_size") else data.batch_size
         self._skips = data.on_bad_row == DataConfig.SKIP
         self._max_ratio = shortest_float(data.max_bad_row_ratio)
@@ -93,7 +95,9 @@ class BundleRows:
         tally.add(scored.carried.num_rows + bad, bad)
         if scored.carried.num_rows:
             outputs = self._asked.output_columns
-            yield with_predictions(scored.carried, scored.scores, output_columns=outputs, flat=flat)
+            yield with_predictions(
+                scored.carried, scored.scores, output_columns=outputs, flat=flat, classes=self._classes
+            )
 
     def _blocks(self) -> Iterator[Block]:
         """The rows of this process in blocks of a batch at most, as far as steps are asked for."""

@@ -147,7 +147,7 @@ def test_text_without_a_header(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not look like names of columns"):
         run(str(file), tmp_path / "a", asked={"labels": ("answer",)})
     found = run(str(file), tmp_path / "a", names=["code", "answer", "size"], asked={"labels": ("answer",)})
-    assert found.roles.positives == {"answer": "yes"}, "the rarer of the two"
+    assert found.roles.labels["answer"].positive == "yes", "the rarer of the two"
     report = check_everything(str(found.config), sample_rows=200)
     assert report.ok, report.problems
 
@@ -162,7 +162,14 @@ def test_null_labels_are_left_out(tmp_path: Path) -> None:
 BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("constant", {"click": [1] * 50}, {"labels": ("click",)}, "is constant (1 in every row)"),
     ("null", {"click": pa.array([None] * 50, pa.int64())}, {"labels": ("click",)}, "null in every row"),
-    ("values", {"stars": list("abcde") * 10}, {"labels": ("stars",)}, "has 5 values"),
+    ("texts", {"name": [f"n{i}" for i in range(300)]}, {"labels": ("name",)}, "200 are learned as classes"),
+    ("spaces", {"a": ["x", " x", "x "] * 9}, {"labels": ("a",)}, "is constant ('x', but for spaces"),
+    (
+        "days",
+        {"day": pa.array(list(range(5)) * 9, pa.date32())},
+        {"labels": ("day",)},
+        "has 5 values of date32[day]",
+    ),
     ("unknown", {"click": [0, 1] * 25}, {"labels": ("clik",)}, "did you mean 'click'?"),
     ("which", {"a": [0, 1] * 25}, {}, "which column is the label?"),
     (
@@ -291,12 +298,46 @@ def test_labels_of_more_than_two_values(tmp_path: Path) -> None:
     both = run(
         path, tmp_path / "b", asked={"labels": ("kind", "rating"), "ignore": frozenset({"colour", "leak"})}
     )
-    assert both.roles.classes == {"kind": 4, "rating": 0}
+    assert {name: kind.classes for name, kind in both.roles.labels.items()} == {"kind": 4, "rating": 0}
     config = load_config(both.config)
     assert [tower.num_class for tower in config.model_config.mmoe.task_towers] == [4, 1]
     assert check_everything(str(both.config)).ok
-    with pytest.raises(DataError, match="number them"):
-        run(path, tmp_path / "c", asked={"labels": ("colour",)})
+
+
+def test_classes_that_are_texts(tmp_path: Path) -> None:
+    """A class that one row alone has is found, spaces do not count, and predictions name classes."""
+    rows = 300_000
+    user = np.random.default_rng(0).integers(0, 50, rows)
+    colour = np.array(["red", "green ", "blue"], object)[user % 3]
+    colour[::10] = "red"
+    colour[-1] = "ultra"
+    table = pa.table({"user_id": user, "x": np.arange(rows) % 7, "colour": colour, "code": colour})
+    pq.write_table(table, tmp_path / "log.parquet")
+    path = str(tmp_path / "log.parquet")
+    found = run(path, tmp_path / "a", asked={"labels": ("colour",)})
+    by_name = {choice.name: choice for choice in found.roles.choices}
+    assert by_name["colour"].reason == "learned; 4 classes"
+    assert by_name["code"].role == "outcome"
+    data = load_config(found.config).data_config
+    assert list(data.label_classes[0].values) == ["blue", "green", "red", "ultra"]
+    assert check_everything(str(found.config), sample_rows=200).ok
+    pq.write_table(table.slice(0, 8000), tmp_path / "log.parquet")
+    few = {"train_config.num_epochs": 1, "train_input_path": path, "eval_input_path": path}
+    result = train(str(found.config), edit_config_json={**few, "data_config.batch_size": 64})
+    assert result.metrics["accuracy"] > 0.9
+    model, bundle = str(tmp_path / "a/model"), str(tmp_path / "bundle")
+    assert main(["export", model, "--export_dir", bundle]) == 0
+    for source in (model, bundle):
+        out = tmp_path / f"{Path(source).name}.parquet"
+        line = ["predict", source, "--predict_input_path", path, "--predict_output_path", str(out)]
+        assert main([*line, "--reserved_columns", "colour"]) == 0
+        scored = pq.read_table(out)
+        assert scored.column_names == ["colour", "probs", "class"]
+        same = [a.strip() == b for a, b in zip(scored["colour"].to_pylist(), scored["class"].to_pylist())]
+        assert np.mean(same) > 0.9
+        assert len(scored["probs"][0]) == 4
+    both = run(path, tmp_path / "b", asked={"labels": ("colour", "x"), "ignore": frozenset({"code"})})
+    assert check_everything(str(both.config)).ok
 
 
 def test_a_number_that_gives_the_label_away_is_found_although_each_value_stands_once(tmp_path: Path) -> None:
