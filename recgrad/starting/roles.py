@@ -310,6 +310,19 @@ def _list_input(profile: Profile, column: Column, item: str) -> Choice:
     return Choice(column, "bag", f"lists of about {column.distinct:,} values", settings={})
 
 
+def choose_attributes(profile: Profile, others: Collection[str]) -> list[Choice]:
+    """What is done with the columns of a table of items but `others`: none of them is an outcome."""
+    choices = []
+    for name, column in profile.columns.items():
+        if name not in others:
+            choice = _useless(profile, column, Asked()) or _input(profile, column, "")
+            if column.distinct <= 1:  # null is an item that the table has not
+                choice = Choice(column, "ignored", "constant")
+            choice.side = "item"
+            choices.append(choice)
+    return choices
+
+
 def event_columns(schema: pa.Schema, user: str, item: str, time: str) -> tuple[str, str, str]:
     """The columns of user, item and time of a log of events: those named, else those with usual names."""
     columns = {name: Column(name, schema.field(name).type) for name in schema.names}

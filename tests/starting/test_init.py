@@ -376,6 +376,81 @@ def test_two_towers_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "did you mean" in capsys.readouterr().err
 
 
+def items_and_log(folder: Path) -> list[str]:
+    """Users like one brand of six; each item stands in few events, so that brands tell more than ids."""
+    rng = np.random.default_rng(0)
+    user = rng.integers(0, 200, 3000)
+    item = user % 6 + 6 * rng.integers(0, 100, 3000)
+    columns = {"user_id": user, "item_id": [f"i{n}" for n in item], "timestamp": np.arange(3000)}
+    pq.write_table(pa.table(columns), folder / "log.parquet")
+    known = np.arange(1, 700)  # without item 0, and with some that nobody looked at
+    attributes = {
+        "item_id": [f"i{n}" for n in known],
+        "brand": [f"b{n % 6}" for n in known],
+        "price": [None if n % 9 == 0 else float(n % 50) for n in known],
+        "tags": [[f"t{n % 3}", f"t{n % 4}"] for n in known],
+        "shop": ["one"] * len(known),
+    }
+    pq.write_table(pa.table(attributes), folder / "shop.parquet")
+    return [
+        "init",
+        str(folder / "log.parquet"),
+        "--task",
+        "retrieval",
+        "--items",
+        str(folder / "shop.parquet"),
+    ]
+
+
+@pytest.mark.parametrize("most", [100_000, 10], ids=["all", "sampled"])
+def test_two_towers_with_attributes_of_items(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("recgrad.histories.retrieval_config.MOST_RANKED", most)
+    line = items_and_log(tmp_path)
+    out = tmp_path / "out"
+    assert main([*line, "--out", str(out)]) == 0
+    assert "constant" in capsys.readouterr().out
+    rows = pq.read_table(out / "train.parquet")
+    assert set(rows.column_names) == {
+        *("user_id", "item_id", "timestamp", "history__item_id", "history__timestamp"),
+        *("brand", "price", "tags", "shop"),
+    }
+    for item, brand in zip(rows["item_id"].to_pylist(), rows["brand"].to_pylist(), strict=True):
+        assert brand == (None if item == "i0" else f"b{int(item[1:]) % 6}")
+    config = load_config(out / "pipeline.config")
+    sampler = getattr(config.data_config, str(config.data_config.WhichOneof("sampler")))
+    assert list(sampler.attr_fields) == ["item_id", "brand", "price", "tags"]
+    (group,) = (g for g in config.model_config.feature_groups if g.group_name == "item")
+    assert list(group.feature_names) == ["item_id", "brand", "price", "price_norm", "tags"]
+    assert check_everything(str(out / "pipeline.config"), sample_rows=200).ok
+    result = train(str(out / "pipeline.config"), edit_config_json={"train_config.num_epochs": 2})
+    if most > 10:
+        assert result.metrics["catalogue_hit_rate@20"] > 0.12, "20 of the 100 of her brand: .2; of all: .03"
+
+
+def test_tables_of_items_that_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = items_and_log(tmp_path)
+    items = tmp_path / "shop.parquet"
+    whole = pq.read_table(items)
+
+    def refused(table: pa.Table, *flags: str) -> str:
+        pq.write_table(table, items)
+        assert main([*line, "--out", str(tmp_path / "out"), *flags]) == 2
+        assert not (tmp_path / "out" / "pipeline.config").exists()
+        return capsys.readouterr().err
+
+    taken = whole.rename_columns(["item_id", "timestamp", "price", "tags", "shop"])
+    assert "column 'timestamp' of" in refused(taken)
+    assert "has an item twice" in refused(pa.concat_tables([whole, whole]))
+    assert "no column is left to learn from" in refused(whole.select(["item_id", "shop"]))
+    assert "column 'item_id' is not in" in refused(whole.drop_columns(["item_id"]))
+    assert main(["init", line[1], "--items", str(items), "--out", str(tmp_path / "a")]) == 2
+    assert "--items goes with --task retrieval alone" in capsys.readouterr().err
+    assert main([*line[:3], "sequence", *line[4:], "--out", "b"]) == 2
+    assert "--items does not go with --task sequence" in capsys.readouterr().err
+
+
 def test_how_many_events_are_of_known_items() -> None:
     from recgrad.histories.retrieval_config import known_share
 
