@@ -7,7 +7,7 @@ values that stay among own items would still tell them from drawn ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -43,7 +43,7 @@ class Deals(Protocol):
     """
 
     rows: int
-    directions: Mapping[str, bool]
+    directions: dict[str, bool]
 
     def measured(self, keys: set[str] | None = None, repeat: int = 0) -> Metrics:
         """The metrics, with the features `keys` dealt out, another way at each repeat; None for as it is."""
