@@ -68,8 +68,8 @@ class IndexItems(Command):
             "--k", type=int, default=100, help="of the recall that is printed (default: %(default)s)"
         )
         numbers = {
-            "--ivf-nlist": "lists (default: 4·√items)",
-            "--ivf-nprobe": "lists that a query looks into (default: a tenth)",
+            "--ivf-nlist": "lists (default: 4·√items; in a database a thousandth of them)",
+            "--ivf-nprobe": "lists that a query looks into (default: a tenth; in a database √lists)",
             "--hnsw-M": "neighbours of an item (default: 32)",
             "--hnsw-efConstruction": "candidates while building (default: 200)",
             "--hnsw-efSearch": "candidates while searching (default: 128)",

@@ -96,6 +96,7 @@ class RowDeals:
         self.directions = trained.task.metric_directions()
         config.data_config.eval_batch_size = rows
         self._batch = next(_batches(trained, config), None)
+        assert self._batch is None or self._batch.negatives is None
         self.rows = 0 if self._batch is None else self._batch.size
 
     def measured(self, keys: set[str] | None = None, repeat: int = 0) -> Metrics:

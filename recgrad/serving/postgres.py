@@ -284,7 +284,7 @@ def write_postgres(
         connection.execute(_sql("CREATE UNIQUE INDEX ON {} ({})", name, id_field))
         _copy(connection, name, table, vectors)
         if (made := chosen.index_sql(similarity)) is not None:
-            connection.execute(_sql(made, name))
+            _build(connection, _sql(made, name), kind)
         connection.execute(_sql("ANALYZE {}", name))
         kept = None if golden is None else as_bytes(golden)
         connection.execute(
@@ -293,6 +293,16 @@ def write_postgres(
             (name, json.dumps(manifest), kept),
         )
     return PostgresIndex(uri, name)
+
+
+def _build(connection: Any, query: Any, kind: str) -> None:
+    try:
+        connection.execute(query)
+    except _psycopg().errors.ProgramLimitExceeded as error:
+        raise RecgradError(
+            f"postgresql: cannot build {kind}: {str(error).strip()}; raise maintenance_work_mem of the role "
+            "or server, or ask for fewer lists with --ivf-nlist"
+        ) from error
 
 
 def _delete(connection: Any, index: PostgresIndex, ids: Any) -> int:

@@ -89,8 +89,9 @@ def choose_kind(name: str, settings: Settings, items: int, dim: int) -> Kind:
             "ef_search": settings.ef_search,
         }
     else:
-        lists = settings.nlist or min(max(1, int(4 * items**0.5)), items // 2 or 1)
-        chosen = {"lists": lists, "probes": min(settings.nprobe or max(1, lists // 10), lists)}
+        # As pgvector advises: what it needs to build grows with the square of the lists.
+        lists = settings.nlist or max(1, items // 1000 if items <= 1_000_000 else int(items**0.5))
+        chosen = {"lists": lists, "probes": min(settings.nprobe or math.ceil(lists**0.5), lists)}
     for setting, value in chosen.items():
         least, most = _LIMITS.get(setting, (1, value))
         if not least <= value <= most:

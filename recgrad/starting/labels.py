@@ -28,11 +28,13 @@ class LabelKind:
         positive: the value that counts as 1 where that must be said.
         classes: how many it has; 0 for a number to be predicted.
         names: of the classes, where they are texts, in the order of their numbers.
+        blank: some rows have an empty text, which is no class.
     """
 
     positive: str = ""
     classes: int = 2
     names: tuple[str, ...] = ()
+    blank: bool = False
 
     @property
     def reason(self) -> str:
@@ -97,23 +99,20 @@ def number_of_classes(column: Column) -> int:
     )
 
 
-def class_names(readers: Sequence[Reader], column: Column) -> tuple[str, ...]:
-    """The texts of a label of more than two of them, sorted; all rows are read, for a class may be rare."""
-    name = column.name
-    if not is_text(column.kind) or column.distinct <= 2:
-        return ()
+def distinct_texts(readers: Sequence[Reader], column: Column) -> set[str]:
+    """The texts of a label; all rows are read, for a class may be rare."""
     found: set[str] = set()
     for reader in readers:
         for fragment in reader.fragments:
-            for block in reader.read(fragment, [name]):
-                texts = one_chunk(without_dictionary(block.table.column(name))).drop_null()
-                found.update(pc.utf8_trim_whitespace(texts.cast(pa.string())).unique().to_pylist())
-                if len(found) > MOST_TEXTS:
+            for block in reader.read(fragment, [column.name]):
+                texts = one_chunk(without_dictionary(block.table.column(column.name))).drop_null()
+                found.update(texts.cast(pa.string()).unique().to_pylist())
+                if len(found) > MOST_TEXTS + 1:
                     raise DataError(
-                        f"init: label '{name}' has about {column.distinct:,} texts, and {MOST_TEXTS} are "
-                        "learned as classes; join rare ones into one, or choose another with --label"
+                        f"init: label '{column.name}' has about {column.distinct:,} texts, and {MOST_TEXTS} "
+                        "are learned as classes; join rare ones into one, or choose another with --label"
                     )
-    return tuple(sorted(found))
+    return found
 
 
 def find_kind(profile: Profile, readers: Sequence[Reader], name: str) -> LabelKind:
@@ -129,13 +128,16 @@ def find_kind(profile: Profile, readers: Sequence[Reader], name: str) -> LabelKi
     """
     positive = check_label(profile, name)
     column = profile.columns[name]
-    names = class_names(readers, column)
-    if len(names) == 1:
+    if not is_text(column.kind) or column.distinct <= 2:
+        return LabelKind(positive, number_of_classes(column))
+    texts = distinct_texts(readers, column)
+    names = tuple(sorted({text.strip() for text in texts if text}))
+    if len(names) < 2:
         raise DataError(
             f"init: label '{name}' is constant ({names[0]!r}, but for spaces, in every row), so nothing can "
             "be learned; choose another"
         )
-    return LabelKind(positive, len(names) if names else number_of_classes(column), names)
+    return LabelKind(positive, len(names), names, "" in texts)
 
 
 def _upper_half(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -165,6 +165,10 @@ def test_the_index_is_used_and_kept_by_changes(
         shares.append(float(said.split("against exact search: ")[1].split()[0]))
     assert shares[0] < shares[1] < shares[2]
     assert (shares[0] < 0.6, shares[2]) == (True, 1.0)
+    before = PostgresIndex(database, "used").manifest
+    assert run(*line, "--kind", "ivf", "--ivf-nlist", 2990) == 2
+    assert "cannot build ivf: memory required is" in capsys.readouterr().err
+    assert PostgresIndex(database, "used").manifest == before, "what was there stays"
     assert run(*line, "--index-type", "HNSWFlatIP", "--hnsw-M", 8, "--hnsw-efConstruction", 40) == 0
     assert "3,000 items of 12 dims, hnsw, built in" in capsys.readouterr().out
     assert run("index", "--to", database, "--table", "used", "--remove", tmp_path / "few.parquet") == 0
@@ -211,6 +215,8 @@ def test_wide_vectors_are_exact_alone() -> None:
     with pytest.raises(RecgradError, match="at most 2,000 dims, got 2,001"):
         choose_kind("hnsw", Settings(), 10, 2001)
     assert choose_kind("exact", Settings(), 10, 2001) == Kind("exact", {})
+    assert choose_kind("ivf", Settings(), 90_000, 8) == Kind("ivf", {"lists": 90, "probes": 10})
+    assert choose_kind("ivf", Settings(), 10, 8) == Kind("ivf", {"lists": 1, "probes": 1})
 
 
 def test_how_far_a_query_looks() -> None:

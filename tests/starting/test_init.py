@@ -336,6 +336,12 @@ def test_classes_that_are_texts(tmp_path: Path) -> None:
         same = [a.strip() == b for a, b in zip(scored["colour"].to_pylist(), scored["class"].to_pylist())]
         assert np.mean(same) > 0.9
         assert len(scored["probs"][0]) == 4
+    blank = pa.array(np.where(np.arange(8000) % 3 == 0, "", colour[:8000]))
+    pq.write_table(table.slice(0, 8000).set_column(2, "colour", blank), tmp_path / "blank.parquet")
+    without = run(str(tmp_path / "blank.parquet"), tmp_path / "c", asked={"labels": ("colour",)})
+    assert without.roles.labels["colour"].names == ("blue", "green", "red"), "an empty text is no class"
+    assert "colour != ''" in load_config(without.config).train_input_path
+    assert check_everything(str(without.config)).ok
     both = run(path, tmp_path / "b", asked={"labels": ("colour", "x"), "ignore": frozenset({"code"})})
     assert check_everything(str(both.config)).ok
 
