@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recgrad.check.node import Node
 from recgrad.check.rule import CHECKS, Context
-from recgrad.check.tasks import tasks
+from recgrad.check.tasks import Task, tasks
 from recgrad.config.proto.data_pb2 import CsvDataset, DataConfig, KafkaDataset, OdpsDataset, OdpsDatasetV1
 from recgrad.config.values import show
 from recgrad.data.readers.where_text import parse_where, split_where
@@ -83,6 +83,42 @@ def check_positive_labels(context: Context) -> None:
         if not item.values:
             context.problem(path, "values is empty; name the texts or numbers that count as 1")
         seen.add(item.label_field)
+
+
+@CHECKS.register("label classes")
+def check_label_classes(context: Context) -> None:
+    """Classes belong to a label, differ, and are as many as its task has."""
+    data = context.config.data_config
+    positive = {item.label_field for item in data.positive_labels}
+    seen: set[str] = set()
+    for i, item in enumerate(data.label_classes):
+        path, label = f"data_config.label_classes[{i}]", item.label_field
+        values = [value.strip() for value in item.values]
+        if label not in data.label_fields:
+            context.unknown(f"{path}.label_field", "label", label, list(data.label_fields))
+        elif label in seen:
+            context.problem(f"{path}.label_field", f"{show(label)} is named twice; keep one")
+        elif label in positive:
+            context.problem(path, f"{show(label)} has positive_labels, too; keep one")
+        seen.add(label)
+        if len(values) < 2:
+            context.problem(path, f"needs two or more values, one for each class; got {len(values)}")
+        for place, value in enumerate(values):
+            if value in values[:place]:
+                context.problem(f"{path}.values[{place}]", f"{show(value)} is named twice; keep one")
+        for task in tasks(context):
+            _check_class_count(context, task, label, len(values))
+
+
+def _check_class_count(context: Context, task: Task, label: str, count: int) -> None:
+    """A task of a label has as many classes as are named; of two, one logit is enough."""
+    first = context.config.data_config.label_fields[:1]
+    own = getattr(task.node.message, "label_name", "") or "".join(first)
+    if task.retrieval or task.codes or own != label or count < 2:
+        return
+    if task.num_class != count and not (count == 2 and task.num_class == 1):
+        what = f"num_class is {task.num_class}, but data_config.label_classes names {count} of {show(label)}"
+        context.problem(task.node.path, f"{what}; set num_class: {count}")
 
 
 @CHECKS.register("conditions of input paths")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from recgrad.report.importance import Importance
 
-MOST_LINES = 50
+MOST_LINES, MOST_METRICS = 50, 4
 
 
 @COMMANDS.register("importance")
@@ -29,12 +29,16 @@ class ImportanceCommand(Command):
     """Tell what each feature is worth: how much the metrics lose when its values are shuffled.
 
     Writes importance.csv, .json and .png, and reduced.config, the config without the features that are worth
-    nothing. Rates that variational_dropout has learned stand beside, where the config trains with it.
+    nothing. Of models that find items, features of users are shuffled among rows, and those of items among
+    the items that are compared: the catalogue of eval_config.catalogue, or sampled ones. Rates that
+    variational_dropout has learned stand beside, where the config trains with it.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("model", metavar="MODEL", help="the model_dir of a run")
-        parser.add_argument("--data", metavar="PATH", required=True, help="rows with labels")
+        parser.add_argument(
+            "--data", metavar="PATH", required=True, help="rows with labels, or with items that users wanted"
+        )
         parser.add_argument(
             "--groups",
             default="column",
@@ -125,7 +129,8 @@ def _print(found: Importance) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("shuffled")
-    for name in found.metrics:
+    shown = list(found.metrics)[:MOST_METRICS]
+    for name in shown:
         table.add_column(f"{name} loses", justify="right")
         table.add_column("±", justify="right")
     drops = any(worth.dropout is not None for worth in found.worths)
@@ -133,7 +138,7 @@ def _print(found: Importance) -> None:
         table.add_column("dropout", justify="right")
     for worth in found.worths[:MOST_LINES]:
         cells = [worth.unit.name]
-        for name in found.metrics:
+        for name in shown:
             deviation = worth.deviations[name]
             cells += [f"{worth.means[name]:.6f}", "" if math.isnan(deviation) else f"{deviation:.6f}"]
         if drops:
@@ -142,5 +147,7 @@ def _print(found: Importance) -> None:
     table_console().print(table)
     if len(found.worths) > MOST_LINES:
         say(f"… and {len(found.worths) - MOST_LINES} more, in importance.csv")
+    if more := list(found.metrics)[MOST_METRICS:]:
+        say(f"{', '.join(more)}: in importance.csv")
     whole = ", ".join(f"{name} {value:.6f}" for name, value in found.metrics.items())
     say(f"of {whole}, on {found.rows:,} rows, {found.repeats} shuffles each")

@@ -17,7 +17,7 @@ _TYPES = {  # TorchEasyRec's names: kind and similarity
     "IVFFlatL2": ("ivf", "EUCLID"),
     "HNSWFlatL2": ("hnsw", "EUCLID"),
 }
-_SAMPLE = 1000
+_SAMPLE, _DATABASE_SAMPLE = 1000, 200
 
 
 @COMMANDS.register("index")
@@ -26,7 +26,8 @@ class IndexItems(Command):
 
     Items are those of --items, by the item tower of MODEL, or ids and vectors of --embedding_input_path, as
     `recgrad embed` and TorchEasyRec's predictions have them. The kind is exact unless --kind says otherwise;
-    others need faiss (pip install 'recgrad[index]') and their recall against exact search is printed.
+    others need faiss (pip install 'recgrad[index]'), or are pgvector's in a database (hnsw and ivf), and
+    their recall against exact search is printed.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -67,8 +68,8 @@ class IndexItems(Command):
             "--k", type=int, default=100, help="of the recall that is printed (default: %(default)s)"
         )
         numbers = {
-            "--ivf-nlist": "lists (default: 4·√items)",
-            "--ivf-nprobe": "lists that a query looks into (default: a tenth)",
+            "--ivf-nlist": "lists (default: 4·√items; in a database a thousandth of them)",
+            "--ivf-nprobe": "lists that a query looks into (default: a tenth; in a database √lists)",
             "--hnsw-M": "neighbours of an item (default: 32)",
             "--hnsw-efConstruction": "candidates while building (default: 200)",
             "--hnsw-efSearch": "candidates while searching (default: 128)",
@@ -114,22 +115,37 @@ class IndexItems(Command):
         size = f"{len(index):,} items of {index.dim} dims, {kind}"
         say(f"{size}, built in {seconds:.2f} s, {index.bytes:,} bytes in {args.out}")
         if kind != "exact":
-            say(_recall(index, vectors, args.k))
+            packed, view = index.segments[0].packed, index.view()
+            say(_recall(lambda q, k: view.search(q, k).items, packed, index.similarity, vectors, args.k))
         return 0
 
 
 def _write_to_database(
     args: argparse.Namespace, kind: str, table: Any, vectors: Any, similarity: str, golden: Any
 ) -> int:
+    from recgrad.retrieval.exact import PackedVectors
+    from recgrad.retrieval.similarity import item_side
     from recgrad.serving.postgres import TABLE, write_postgres
 
-    if kind != "exact":
-        raise RecgradError(f"index: search in PostgreSQL is exact, got kind {kind}; leave --kind out")
-    name, field = args.table or TABLE, args.id_field
+    began = time.perf_counter()
     index = write_postgres(
-        args.out, table, vectors, id_field=field, similarity=similarity, golden=golden, name=name
+        args.out,
+        table,
+        vectors,
+        id_field=args.id_field,
+        similarity=similarity,
+        golden=golden,
+        name=args.table or TABLE,
+        kind=kind,
+        settings=_settings(args, kind),
     )
-    say(f"{len(index):,} items of {vectors.shape[1]} dims in {index.path}")
+    seconds = time.perf_counter() - began
+    size = f"{len(index):,} items of {vectors.shape[1]} dims, {kind}"
+    say(f"{size}, built in {seconds:.2f} s, {index.num_bytes:,} bytes in {index.path}")
+    if kind != "exact":
+        packed, view = PackedVectors(item_side(vectors, similarity)), index.view()
+        search = lambda q, k: index.places(view.search(q, k).items)  # noqa: E731
+        say(_recall(search, packed, similarity, vectors, args.k, _DATABASE_SAMPLE))
     return 0
 
 
@@ -223,17 +239,16 @@ def _remove(args: argparse.Namespace, index: Any) -> int:
     return 0
 
 
-def _recall(index: Any, vectors: Any, k: int) -> str:
-    """The share of the exact best k that it finds, with items as queries."""
+def _recall(search: Any, packed: Any, similarity: str, vectors: Any, k: int, sample: int = _SAMPLE) -> str:
+    """The share of the exact best k that `search(queries, k)` finds, with items as queries."""
     import numpy as np
 
     from recgrad.retrieval.similarity import query_side
 
-    chosen = np.random.default_rng(0).permutation(len(vectors))[:_SAMPLE]
-    k = min(k, len(index))
+    chosen = np.random.default_rng(0).permutation(len(vectors))[:sample]
+    k = min(k, len(vectors))
     queries = vectors[np.sort(chosen)]
-    exact = index.segments[0].packed.search(query_side(queries, index.similarity), k).items
-    found = index.view().search(queries, k).items
-    shared = sum(len(np.intersect1d(a, b)) for a, b in zip(exact, found))
+    exact = packed.search(query_side(queries, similarity), k).items
+    shared = sum(len(np.intersect1d(a, b)) for a, b in zip(exact, search(queries, k)))
     share = shared / exact.size
     return f"recall@{k} against exact search: {share:.4f} (vectors of {len(queries):,} items as queries)"

@@ -12,7 +12,13 @@ from recgrad.errors import RecgradError, system_reason
 from recgrad.terminal import printable, say
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from recgrad.histories import HistorySettings
+    from recgrad.histories.write import HistoryReport
     from recgrad.starting import Beginning
+    from recgrad.starting.roles import Choice
 
 
 @COMMANDS.register("init")
@@ -32,11 +38,17 @@ class Init(Command):
         parser.add_argument(
             "--label",
             metavar="COLUMNS",
-            help="what to learn: two values, classes 0, 1, 2 …, or a number; a,b for several tasks",
+            help="what to learn: two values, classes (0, 1 … or texts), or a number; a,b for several tasks",
         )
         parser.add_argument("--time", default="", metavar="COLUMN", help="the time of a row")
         parser.add_argument("--user", default="", metavar="COLUMN", help="who a row is about")
         parser.add_argument("--item", default="", metavar="COLUMN", help="what was shown")
+        parser.add_argument(
+            "--items",
+            default="",
+            metavar="FILE",
+            help="attributes of items, a row each, by the column of items (--task retrieval)",
+        )
         parser.add_argument(
             "--task",
             choices=["ctr", "multi-task", "retrieval", "sequence"],
@@ -70,6 +82,8 @@ class Init(Command):
         try:
             if args.task in ("retrieval", "sequence"):
                 return _events(args)
+            if args.items:
+                raise RecgradError("init: --items goes with --task retrieval alone; join it to the rows")
             return _table(args)
         except OSError as error:
             raise RecgradError(f"init: {error.filename or args.out}: {system_reason(error)}") from error
@@ -99,16 +113,13 @@ def _table(args: argparse.Namespace) -> int:
 
 def _events(args: argparse.Namespace) -> int:
     """What users do, as histories, each user's last events held back: for towers, or for what comes next."""
-    from pathlib import Path
-
     from recgrad.histories import HistorySettings, write_histories
     from recgrad.histories.config import write_configs
-    from recgrad.histories.retrieval_config import write_retrieval_config
     from recgrad.starting.roles import event_columns
     from recgrad.starting.source import open_source
 
     towers = args.task == "retrieval"
-    for flag in ("eval", "split", "keep", "ignore", "names", *(() if towers else ("label",))):
+    for flag in ("eval", "split", "keep", "ignore", "names", *(() if towers else ("label", "items"))):
         if getattr(args, flag):
             raise RecgradError(
                 f"init: --{flag} does not go with --task {args.task}; see `recgrad sequences --help`"
@@ -116,18 +127,14 @@ def _events(args: argparse.Namespace) -> int:
     path = ",".join(args.data)
     reader, _ = open_source(path)
     user, item, time = event_columns(reader.schema, args.user, args.item, args.time)
-    if towers and (Path(args.out) / "pipeline.config").exists():
-        raise RecgradError(f"init: {args.out}/pipeline.config exists; remove it or choose another --out")
     if towers:
         path = _positive(path, reader.schema, args.label)
         # Towers see a mean of few events; each event of a user is a row to learn.
         settings = HistorySettings(user=user, item=item, time=time, max_length=50, stride=1)
+        report, configs = _towers(args, path, settings)
     else:
         settings = HistorySettings(user=user, item=item, time=time)
-    report = write_histories(path, args.out, settings)
-    if towers:
-        configs = [write_retrieval_config(args.out, settings, report)]
-    else:
+        report = write_histories(path, args.out, settings)
         configs = write_configs(args.out, settings, report)
     say(f"users: {user}, items: {item}, times: {time or 'none, rows are in order'}")
     if towers:
@@ -138,6 +145,31 @@ def _events(args: argparse.Namespace) -> int:
         say(f"  {name + '.parquet':<14} {rows:>12,} rows")
     say(f"wrote {' and '.join(map(str, configs))}; train with: recgrad train {configs[0]}")
     return 0
+
+
+def _towers(
+    args: argparse.Namespace, path: str, settings: HistorySettings
+) -> tuple[HistoryReport, list[Path]]:
+    """Write the rows of two towers, and their config."""
+    from pathlib import Path
+
+    from recgrad.histories import write_histories
+    from recgrad.histories.items import ID, WEIGHT
+    from recgrad.histories.retrieval_config import ItemFeatures, write_retrieval_config
+    from recgrad.starting.attributes import find_attributes
+
+    if (Path(args.out) / "pipeline.config").exists():
+        raise RecgradError(f"init: {args.out}/pipeline.config exists; remove it or choose another --out")
+    report = write_histories(path, args.out, settings, items_path=args.items, beside_rows=bool(args.items))
+    features = ItemFeatures()
+    if args.items:
+        # Of the items of the log alone, with nulls for those that the table has not.
+        found = find_attributes(f"{args.out}/items.parquet", {ID, WEIGHT, settings.item})
+        _print_choices(found.choices)
+        if not found.names:
+            raise RecgradError(f"init: --items {args.items}: no column is left to learn from; leave it out")
+        features = ItemFeatures(found.columns, found.names, found.lines)
+    return report, [write_retrieval_config(args.out, settings, report, features)]
 
 
 def _positive(path: str, schema: Any, label: str | None) -> str:
@@ -186,6 +218,11 @@ def _ask(candidates: list[str]) -> str:
 
 
 def _print(found: Beginning) -> None:
+    _print_choices(found.roles.choices)
+    say(f"{found.profile.num_rows:,} rows; split {found.split.reason}")
+
+
+def _print_choices(choices: Sequence[Choice]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -194,7 +231,7 @@ def _print(found: Beginning) -> None:
         table.add_column(head, justify=justify)  # type: ignore[arg-type]
     table.add_column("chosen")
     table.add_column("why")
-    for choice in found.roles.choices:
+    for choice in choices:
         column = choice.column
         nulls = f"{column.nulls / max(column.rows, 1):.1%}" if column.nulls else ""
         role = (
@@ -205,4 +242,3 @@ def _print(found: Beginning) -> None:
         cells = [choice.name, str(column.kind), f"{column.distinct:,}", nulls, role, choice.reason]
         table.add_row(*(Text(printable(cell)) for cell in cells))
     table_console().print(table)
-    say(f"{found.profile.num_rows:,} rows; split {found.split.reason}")

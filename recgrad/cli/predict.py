@@ -70,7 +70,7 @@ class Predict(Command):
             type=int,
             default=0,
             metavar="N",
-            help="0; TorchEasyRec's 1, encoded features as text, is refused",
+            help="1 adds a column __features__: encoded features as text (default: 0)",
         )
         parser.add_argument(
             "--is-profiling",
@@ -83,7 +83,6 @@ class Predict(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         source = _source(args)
-        _refuse(args)
         threads = _threads(args)
         with heavy_imports():
             from recgrad.export.predict import predict
@@ -112,6 +111,7 @@ class Predict(Command):
                 custom_code=not args.no_custom_code,
                 raw_scores=args.raw_scores,
                 is_profiling=args.is_profiling,
+                debug_level=args.debug_level,
                 stop=stop,
             )
         say(f"wrote {rows:,} predictions to {args.predict_output_path}")
@@ -130,18 +130,6 @@ def _source(args: argparse.Namespace) -> str:
     if len(given) != 1:
         raise RecgradError(f"recgrad predict: name one config, model_dir or bundle, got {len(given)}")
     return str(given[0])
-
-
-def _refuse(args: argparse.Namespace) -> None:
-    """Raise for flags of TorchEasyRec whose work is done by other means here."""
-    from recgrad.errors import RecgradError
-
-    if args.debug_level:
-        raise RecgradError(
-            f"recgrad predict: --debug_level {args.debug_level} (encoded features as text) is not there; "
-            "bundles encode by the code that trained, and load_model(…).explain(rows) says what features do "
-            "to scores"
-        )
 
 
 def _threads(args: argparse.Namespace) -> int | None:

@@ -83,6 +83,35 @@ def only_features(batch: Batch, names: Collection[str]) -> Batch:
     )
 
 
+def feature_names(batch: Batch) -> set[str]:
+    """The names of all features of a batch, those of lengths of sequences included."""
+    sequences = () if batch.sequence_sparse is None else batch.sequence_sparse.keys
+    return {*batch.dense.keys, *batch.sparse.keys, *sequences, *batch.sequence_dense, *batch.sequence_lengths}
+
+
+def stack_features(first: Batch, then: Batch) -> Batch:
+    """The rows of two batches that have the same features, one after another, without sequences."""
+    return Batch(
+        size=first.size + then.size,
+        dense=replace(first.dense, values=torch.cat([first.dense.values, _columns(then, first.dense.keys)])),
+        sparse=_joined(
+            [_stacked(first.sparse[key], then.sparse[key]) for key in first.sparse.keys], first.sparse
+        ),
+        precise={key: torch.cat([values, then.precise[key]]) for key, values in first.precise.items()},
+    )
+
+
+def _columns(batch: Batch, keys: tuple[str, ...]) -> Tensor:
+    """Dense features side by side in this order."""
+    return torch.cat([batch.dense.values[:, :0], *(batch.dense[key] for key in keys)], dim=1)
+
+
+def _stacked(first: KeyedJagged, then: KeyedJagged) -> KeyedJagged:
+    """The bags of one feature, those of `then` after those of `first`."""
+    both = _joined([first, then])
+    return replace(both, keys=first.keys, bag_counts=(sum(both.bag_counts),))
+
+
 def with_features(rows: Batch, other: Batch) -> Batch:
     """The rows with the features that `other` has in place of their own, row for row."""
     dense = rows.dense.values

@@ -26,6 +26,7 @@ class Label:
         name: the column.
         classes: values must be whole numbers from 0 to classes − 1; 0 allows any number.
         positive: texts or numbers that count as 1, all others as 0; empty to take numbers as they are.
+        named: texts or numbers that are the classes 0, 1, 2 …; empty to take numbers as they are.
         listed: a row has a list, with a value for each of its candidates.
     """
 
@@ -33,6 +34,7 @@ class Label:
     classes: int = 0
     positive: tuple[str, ...] = ()
     listed: bool = False
+    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,14 @@ def check_types(targets: Targets, schema: pa.Schema, file: str) -> None:
                     "each candidate of a row; write a list"
                 )
             kind = kind.value_type
-        if label.positive and not _is_text(kind):
-            _check_positive(label, kind, file)
-        elif not label.positive and not _is_number(kind):
+        said = label.positive or label.named
+        if said and not _is_text(kind):
+            _check_said(label, kind, file)
+        elif not said and not _is_number(kind):
             raise DataError(
                 f"data: label '{label.name}' is {kind} in {file}, and a label is a number; write numbers, "
-                "or say in data_config.positive_labels which texts count as 1"
+                "or say in data_config.positive_labels which texts count as 1, in label_classes which are "
+                "classes"
             )
     for name in targets.weights:
         check_number("sample weight", name, schema, file)
@@ -96,17 +100,18 @@ def check_types(targets: Targets, schema: pa.Schema, file: str) -> None:
             raise DataError(f"data: key '{name}' is {kind} in {file}; it must be an integer or a string")
 
 
-def _check_positive(label: Label, kind: pa.DataType, file: str) -> None:
-    """Raise a DataError unless the column holds numbers, and so do the positive labels."""
+def _check_said(label: Label, kind: pa.DataType, file: str) -> None:
+    """Raise a DataError unless the column holds numbers, and so do the values that the config says."""
+    field, remedy = "positive_labels", "that count as 1"
+    if label.named:
+        field, remedy = "label_classes", "of the classes"
     if not _is_number(kind):
-        raise DataError(
-            f"data: label '{label.name}' is {kind} in {file}; positive_labels is for texts and numbers"
-        )
-    for text in label.positive:
+        raise DataError(f"data: label '{label.name}' is {kind} in {file}; {field} is for texts and numbers")
+    for text in label.positive or label.named:
         if _as_number(text) is None:
             raise DataError(
-                f"data: label '{label.name}' is {kind} in {file}, but {text!r} of its positive_labels is no "
-                "number; write the numbers that count as 1"
+                f"data: label '{label.name}' is {kind} in {file}, but {text!r} of its {field} is no "
+                f"number; write the numbers {remedy}"
             )
 
 
@@ -158,6 +163,8 @@ def _lengths(array: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _encode_label(label: Label, array: pa.Array, faults: Faults) -> Tensor:
+    if label.named:
+        return _encode_named(label, array, faults)
     array = _no_nulls(array, label.name, "label", faults)
     if label.positive and _is_text(array.type):
         texts = pc.utf8_trim_whitespace(array.cast(pa.string()))
@@ -190,6 +197,32 @@ def _encode_label(label: Label, array: pa.Array, faults: Faults) -> Tensor:
     elif values.dtype.kind == "f":
         _note_not_finite(values, label.name, f"label {label.name}", faults)
     return torch.from_numpy(values.astype(np.int64 if values.dtype.kind == "i" else np.float32))
+
+
+def _encode_named(label: Label, array: pa.Array, faults: Faults) -> Tensor:
+    """The number of each value's class: its place among `label.named`."""
+    null = np.asarray(array.is_null())
+    array = _no_nulls(array, label.name, "label", faults)
+    if _is_text(array.type):
+        values = pc.utf8_trim_whitespace(array.cast(pa.string()))
+        classes = pa.array([text.strip() for text in label.named], pa.string())
+    else:
+        numbers = [number for text in label.named if (number := _as_number(text)) is not None]
+        classes = pa.array(numbers, pa.float64() if any(n != int(n) for n in numbers) else pa.int64())
+        values = pa.array(_numbers(array))
+        wider = pa.float64() if pa.float64() in (classes.type, values.type) else pa.int64()
+        values, classes = values.cast(wider, safe=False), classes.cast(wider, safe=False)
+    places = pc.index_in(values, value_set=classes)
+    bad = np.flatnonzero(np.asarray(places.is_null()) & ~null)
+    faults.add(
+        bad,
+        column=label.name,
+        feature=f"label {label.name}",
+        reason=f"label {{value}} is none of its {len(label.named)} classes",
+        values=values.take(pa.array(bad)).to_pylist(),
+        remedy="correct the label, or add the class to data_config.label_classes and one to num_class",
+    )
+    return torch.from_numpy(places.fill_null(0).cast(pa.int64()).to_numpy(zero_copy_only=False).copy())
 
 
 def _largest(values: npt.NDArray[Any]) -> str:

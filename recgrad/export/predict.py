@@ -41,6 +41,7 @@ def predict(
     custom_code: bool = True,
     raw_scores: bool = False,
     is_profiling: bool = False,
+    debug_level: int = 0,
 ) -> Any:
     """Write the predictions for every row of files and return their number, or return those of a table.
 
@@ -67,6 +68,7 @@ def predict(
         raw_scores: leave out the calibration that `recgrad calibrate` stored with the model.
         is_profiling: trace batches 8 to 15 of a checkpoint's predictions with torch.profiler, into a folder
             beside the output that is called as it is, with .profile.
+        debug_level: 1 adds a column `__features__` to the output: encoded features as text.
 
     Raises:
         InterruptedBySignal: `stop` was asked for; nothing is written then.
@@ -96,6 +98,7 @@ def predict(
         raw_scores,
         world_size=nproc,
         trace_dir=Path(f"{output_path}.profile") if is_profiling else None,
+        debug_level=debug_level,
     )
     if not from_files:
         return _predict_table(asked, input_path, output_path, writer_type)
@@ -122,6 +125,8 @@ def _predict_table(asked: Prediction, rows: Any, output_path: str | Path | None,
         raise RecgradError("predict: predict_steps and dataset_type are of files; give fewer rows instead")
     if asked.trace_dir is not None:
         raise RecgradError("predict: is_profiling traces batches of files; write the rows to one")
+    if asked.debug_level:
+        raise RecgradError("predict: debug_level writes features of files; write the rows to one")
     if names_bundle(asked.source):
         from recgrad.export.predict_bundle import open_bundle
 

@@ -19,14 +19,16 @@ from recgrad.config.messages import shortest_float
 from recgrad.config.proto.data_pb2 import CsvDataset, DataConfig
 from recgrad.data.arrow_columns import without_dictionary
 from recgrad.data.bad_rows import BadRowTally, Skipped, add_unparsed, fail, skip
+from recgrad.data.encoded import Encoded
 from recgrad.data.faults import Faults
 from recgrad.data.order import plan_epoch, take_segments
 from recgrad.data.readers.build import open_reader
 from recgrad.data.readers.kafka import refuse_topics
 from recgrad.data.readers.reader import Block
 from recgrad.errors import RecgradError
+from recgrad.export.feature_texts import with_texts
 from recgrad.export.prediction import Prediction, carried
-from recgrad.export.prediction_files import with_predictions
+from recgrad.export.prediction_files import class_names, with_predictions
 from recgrad.openmp import choose_threads
 from recgrad.serving.manifest import CONFIG
 from recgrad.serving.part import BadRowsError
@@ -49,6 +51,8 @@ class BundleRows:
         config = _config(asked)
         data = config.data_config
         self._scorer = open_bundle(asked)
+        tasks = self._scorer.manifest.tasks
+        self._classes = class_names(data, ((task.output, task.label) for task in tasks))
         self._batch_rows = data.eval_batch_size if data.HasField("eval_batch_size") else data.batch_size
         self._skips = data.on_bad_row == DataConfig.SKIP
         self._max_ratio = shortest_float(data.max_bad_row_ratio)
@@ -93,7 +97,11 @@ class BundleRows:
         tally.add(scored.carried.num_rows + bad, bad)
         if scored.carried.num_rows:
             outputs = self._asked.output_columns
-            yield with_predictions(scored.carried, scored.scores, output_columns=outputs, flat=flat)
+            table = with_predictions(
+                scored.carried, scored.scores, output_columns=outputs, flat=flat, classes=self._classes
+            )
+            names = [spec.name for spec in self._scorer.features]
+            yield table if scored.encoded is None else with_texts(table, scored.encoded, names)
 
     def _blocks(self) -> Iterator[Block]:
         """The rows of this process in blocks of a batch at most, as far as steps are asked for."""
@@ -148,16 +156,18 @@ class BundleRows:
         except BadRowsError as error:
             leave_out(error.faults)
             scores = self._scorer.score(table)
-        return _Scored(table.select(self._carry), scores, tuple(skipped))
+        encoded = self._scorer.encode(table) if self._asked.debug_level and table.num_rows else None
+        return _Scored(table.select(self._carry), scores, tuple(skipped), encoded)
 
 
 @dataclass(frozen=True)
 class _Scored:
-    """A block with its predictions, and the rows that were left out."""
+    """A block with its predictions, the rows that were left out, and its features, if they are asked for."""
 
     carried: pa.Table
     scores: Scores
     skipped: tuple[Skipped, ...]
+    encoded: Encoded | None
 
 
 def open_bundle(asked: Prediction) -> Scorer:

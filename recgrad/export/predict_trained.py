@@ -14,8 +14,9 @@ from recgrad.data.encoder import FeatureEncoder
 from recgrad.data.loader import build_loader
 from recgrad.data.readers.build import open_reader
 from recgrad.export.calibrated import calibration_of
+from recgrad.export.feature_texts import with_texts
 from recgrad.export.prediction import ALL, ALL_READ, Prediction, carried
-from recgrad.export.prediction_files import with_predictions
+from recgrad.export.prediction_files import class_names, with_predictions
 from recgrad.export.trained import predicted
 from recgrad.training.processes import choose_device
 from recgrad.training.profiling import StepTrace
@@ -43,6 +44,11 @@ class TrainedRows:
             names = tuple(open_reader(asked.input_path, data).schema.names)
         read = FeatureEncoder(trained.features).columns if ALL_READ in asked.carry_columns else ()
         self._task = trained.task
+        groups = trained.task.model.groups.features
+        read_by_model = {name for names in groups.values() for name in names}
+        self._names = [feature.name for feature in trained.features if feature.name in read_by_model]
+        heads = trained.task.each_head()
+        self._classes = class_names(data, ((head.prediction_name, head.spec.label_name) for head in heads))
         self._calibration = calibration_of(trained, raw_scores=asked.raw_scores)
         self._loader = build_loader(
             trained.config,
@@ -79,7 +85,10 @@ class TrainedRows:
                 scores = predicted(task, task(batch), self._calibration)
                 if trace is not None:
                     trace.step()
-                yield with_predictions(kept, scores, output_columns=outputs, flat=flat)
+                table = with_predictions(
+                    kept, scores, output_columns=outputs, flat=flat, classes=self._classes
+                )
+                yield with_texts(table, batch, self._names) if self._asked.debug_level else table
 
     def _trace(self) -> StepTrace | None:
         """A trace of batches, if it is asked for."""

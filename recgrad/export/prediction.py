@@ -41,6 +41,7 @@ class Prediction:
         rank: which part of the rows,
         world_size: of how many.
         trace_dir: takes a trace of some batches; None for none.
+        debug_level: 1 writes encoded features beside predictions.
     """
 
     source: Any
@@ -59,12 +60,17 @@ class Prediction:
     rank: int = 0
     world_size: int = 1
     trace_dir: Path | None = None
+    debug_level: int = 0
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "predict_steps", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RecgradError(f"predict: {name} must be at least 1, got {value}")
+        if self.debug_level not in (0, 1):
+            raise RecgradError(
+                f"predict: debug_level must be 0, or 1 for encoded features as text, got {self.debug_level}"
+            )
         if self.predict_steps is not None and self.world_size > 1:
             raise RecgradError("predict: predict_steps goes with one process; leave out it or nproc")
         if self.trace_dir is not None and self.world_size > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from recgrad.config.proto.data_pb2 import DataConfig
 from recgrad.data.list_column import Column, ListColumn
 from recgrad.errors import RecgradError, nearest, system_reason, whole_path
 
@@ -88,8 +89,18 @@ def with_predictions(
     *,
     output_columns: Sequence[str] = (),
     flat: bool = False,
+    classes: Mapping[str, Sequence[str]] | None = None,
 ) -> pa.Table:
-    """The table with a column for each prediction; `flat` gives each class its own, for CSV has no lists."""
+    """The table with a column for each prediction.
+
+    Args:
+        table: rows with other columns.
+        predictions: by name.
+        output_columns: which; () for all.
+        flat: gives each class a column of its own, for CSV has no lists.
+        classes: names of a prediction's classes; the likeliest one's is a prediction, too.
+    """
+    predictions = {**predictions, **_likeliest(predictions, classes or {})}
     if flat and any(isinstance(values, ListColumn) for values in predictions.values()):
         raise RecgradError("predict: rows have lists of predictions, which CSV cannot hold; write parquet")
     unknown = [name for name in output_columns if name not in predictions]
@@ -116,8 +127,32 @@ def with_predictions(
     return table
 
 
+def _likeliest(predictions: Mapping[str, Column], classes: Mapping[str, Sequence[str]]) -> dict[str, Column]:
+    """The name of the likeliest class, as `class`, `class_<task>`, for each prediction with names."""
+    found: dict[str, Column] = {}
+    for output, names in classes.items():
+        scores = predictions.get(output)
+        if scores is not None and not isinstance(scores, ListColumn):
+            of_rows = (scores > 0.5).astype(np.int64) if scores.ndim == 1 else scores.argmax(1)
+            found[output.replace("probs", "class", 1)] = np.asarray(names, object)[of_rows]
+    return found
+
+
+def class_names(data: DataConfig, outputs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+    """The names of classes by prediction.
+
+    Args:
+        data: says them by label.
+        outputs: predictions and the labels they are of.
+    """
+    named = {item.label_field: tuple(item.values) for item in data.label_classes}
+    return {
+        output: named[label] for output, label in outputs if label in named and output.startswith("probs")
+    }
+
+
 def prediction_column(values: Column) -> pa.Array:
-    """Scores as an Arrow array; vectors as lists."""
+    """Scores, or names, as an Arrow array; vectors as lists."""
     if isinstance(values, ListColumn):
         return values.to_arrow()
     if values.ndim == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -55,13 +56,41 @@ def _summed(table: pa.Table) -> pa.Table:
     return table.group_by(ID, use_threads=False).aggregate([(WEIGHT, "sum")]).rename_columns([ID, WEIGHT])
 
 
-def write_items(path: Path, items: ItemCounts, attributes: str, settings: HistorySettings) -> None:
+class Attributes:
+    """The attributes of a log's items, from a table by the column of items; null for items it has not.
+
+    Args:
+        path: of the table; "" for none.
+        ids: of the items, ascending.
+        settings: which columns the log has.
+    """
+
+    def __init__(self, path: str, ids: pa.ChunkedArray, settings: HistorySettings) -> None:
+        self._ids = ids.combine_chunks()
+        self.columns = _attributes(path, ids, settings.item) if path else {}
+
+    def check_free(self, path: str, taken: Collection[str]) -> None:
+        """Raise a DataError for a name that a column of rows has already."""
+        for name in self.columns:
+            if name in taken:
+                raise DataError(
+                    f"data: column '{name}' of {path} has the name of one that is written; rename it"
+                )
+
+    def beside(self, table: pa.Table, item: str) -> pa.Table:
+        """Rows with the attributes of their item, which is the column `item`."""
+        if not self.columns:
+            return table
+        place = pc.index_in(table.column(item), value_set=self._ids)
+        for name, values in self.columns.items():
+            table = table.append_column(name, values.take(place))
+        return table
+
+
+def write_items(path: Path, items: pa.Table, attributes: Attributes, settings: HistorySettings) -> None:
     """Write ids, weights (how often an item is in the training rows), and attributes by id."""
-    table = items.table
-    columns = {ID: table.column(ID), WEIGHT: table.column(WEIGHT), settings.item: table.column(ID)}
-    if attributes:
-        columns.update(_attributes(attributes, table.column(ID), settings.item))
-    pq.write_table(pa.table(columns), path)
+    columns = {ID: items.column(ID), WEIGHT: items.column(WEIGHT), settings.item: items.column(ID)}
+    pq.write_table(pa.table({**columns, **attributes.columns}), path)
 
 
 def _attributes(path: str, ids: pa.ChunkedArray, key: str) -> dict[str, pa.ChunkedArray]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -59,12 +61,12 @@ feature_configs {{  # the mean of what she did before
 feature_configs {{
   id_feature {{ feature_name: "{item}" expression: "item:{item}" {ids} }}
 }}
-model_config {{
+{attributes}model_config {{
   feature_groups {{ group_name: "user" feature_names: ["{user}", "{name}__{item}"] group_type: DEEP }}
-  feature_groups {{ group_name: "item" feature_names: "{item}" group_type: DEEP }}
+  feature_groups {{ group_name: "item" feature_names: [{item_features}] group_type: DEEP }}
   dssm_v2 {{
     user_tower {{ input: "user" mlp {{ hidden_units: {width} activation: "" }} }}
-    item_tower {{ input: "item" }}
+    item_tower {{ input: "item"{item_mlp} }}
     output_dim: 0
     similarity: COSINE
     temperature: 0.1
@@ -74,17 +76,37 @@ model_config {{
 """
 _ALL = """\
   # {items:,} items: every row is learned against all of them.
-  catalogue_sampler {{ input_path: "{folder}/items.parquet" attr_fields: "{item}" item_id_field: "{item}" }}
+  catalogue_sampler {{
+    input_path: "{folder}/items.parquet" attr_fields: [{item_columns}] item_id_field: "{item}"
+  }}
 """
 _SOME = """\
   # {items:,} items: every batch is learned against some of them, drawn by how often they train.
   negative_sampler {{
-    input_path: "{folder}/items.parquet" num_sample: 4096 attr_fields: "{item}" item_id_field: "{item}"
+    input_path: "{folder}/items.parquet" num_sample: 4096
+    attr_fields: [{item_columns}] item_id_field: "{item}"
   }}
 """
 
 
-def write_retrieval_config(folder: str, settings: HistorySettings, report: HistoryReport) -> Path:
+@dataclass(frozen=True)
+class ItemFeatures:
+    """Features of attributes of items, beside the id.
+
+    Attributes:
+        columns: that they read.
+        names: of the features.
+        lines: of the config that make them.
+    """
+
+    columns: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    lines: str = ""
+
+
+def write_retrieval_config(
+    folder: str, settings: HistorySettings, report: HistoryReport, attributes: ItemFeatures
+) -> Path:
     """Write `pipeline.config`; returns its path."""
     path = Path(folder) / "pipeline.config"
     if report.largest is not None and report.largest < max(4 * report.items, 10_000):
@@ -92,12 +114,20 @@ def write_retrieval_config(folder: str, settings: HistorySettings, report: Histo
     else:  # texts, or numbers far apart: many more buckets than items, so that few share one
         ids = f"hash_bucket_size: {32 * report.items}"
     whole = report.items <= MOST_RANKED
-    names = {"folder": folder.rstrip("/"), "item": settings.item, "name": settings.name}
+    names = {
+        "folder": folder.rstrip("/"),
+        "item": settings.item,
+        "name": settings.name,
+        "item_columns": _listed(settings.item, attributes.columns),
+        "item_features": _listed(settings.item, attributes.names),
+    }
     text = _TEXT.format(
         **names,
         user=settings.user,
         user_rows=max(1000, 8 * report.users),
         width=WIDTH,
+        attributes=attributes.lines,
+        item_mlp=f' mlp {{ hidden_units: {WIDTH} activation: "" }}' if attributes.names else "",
         ids=f'{ids} embedding_dim: {WIDTH} embedding_name: "item"',
         sampler=(_ALL if whole else _SOME).format(**names, items=report.items),
         seen=_seen(Path(folder) / "valid.parquet", settings),
@@ -107,6 +137,10 @@ def write_retrieval_config(folder: str, settings: HistorySettings, report: Histo
     )
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def _listed(item: str, others: tuple[str, ...]) -> str:
+    return ", ".join(json.dumps(name, ensure_ascii=False) for name in (item, *others))
 
 
 def _seen(held_back: Path, settings: HistorySettings) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +23,9 @@ import pyarrow.parquet as pq
 
 from recgrad.data.hashing import hash_array
 from recgrad.errors import DataError
-from recgrad.histories.items import ItemCounts, write_items
+from recgrad.histories.items import ID, Attributes, ItemCounts, write_items
 from recgrad.histories.log import EventLog, LineLog
-from recgrad.histories.rows import PARTS, Sorted, make_table, sort_events, split_rows
+from recgrad.histories.rows import PARTS, RELEVANT, Sorted, make_table, sort_events, split_rows
 from recgrad.histories.settings import HistorySettings
 from recgrad.histories.spill import Spill
 
@@ -70,6 +71,7 @@ def write_histories(
     *,
     lines: bool = False,
     items_path: str = "",
+    beside_rows: bool = False,
 ) -> HistoryReport:
     """Write `train.parquet`, `valid.parquet`, `test.parquet` and `items.parquet` into a folder.
 
@@ -79,6 +81,7 @@ def write_histories(
         settings: what is asked for.
         lines: the log is text with one line a user.
         items_path: a table with attributes of items, by the column of items.
+        beside_rows: rows have the attributes of what comes next, too.
 
     Raises:
         DataError: the log has no events, or something in it cannot be used.
@@ -88,7 +91,7 @@ def write_histories(
     target.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".sequences-", dir=target))
     try:
-        return _Writer(log, work, target, settings).write(items_path)
+        return _Writer(log, work, target, settings).write(items_path, beside_rows)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -100,31 +103,45 @@ class _Writer:
         self.report, self.items = HistoryReport(), ItemCounts(settings.item)
         self.times: list[npt.NDArray[np.float64]] = []
 
-    def write(self, items_path: str) -> HistoryReport:
-        report = self.report
+    def write(self, items_path: str, beside_rows: bool) -> HistoryReport:
+        report, settings = self.report, self.settings
         with ExitStack() as stack:
             users = stack.enter_context(Spill(self.work, "users", self.parts))
             self._read(users)
-            if self.settings.split == "time":
+            if settings.split == "time":
                 report.bounds = self._bounds()
             spills = {
                 name: stack.enter_context(Spill(self.work, name, self.parts))
-                for name in (PARTS if self.settings.split != "none" else PARTS[:1])
+                for name in (PARTS if settings.split != "none" else PARTS[:1])
             }
             cuts = self._cuts()
             for table in users.tables():
-                self._part(sort_events(table, self.settings), spills, cuts)
+                self._part(sort_events(table, settings), spills, cuts)
+            items = self.items.table
+            attributes = Attributes(items_path, items.column(ID), settings)
+            if beside_rows:
+                attributes.check_free(items_path, self._written)
             for name, spill in spills.items():
-                report.rows[name] = _write_rows(self.target / f"{name}.parquet", spill)
-        report.items = len(self.items.table)
+                tables = _by_time(spill)
+                if beside_rows:
+                    tables = (attributes.beside(table, settings.item) for table in tables)
+                report.rows[name] = _write_rows(self.target / f"{name}.parquet", tables)
+        report.items = len(items)
         report.largest = self.items.largest()
         if not report.rows["train"]:
             raise DataError(
                 f"sequences: no user has two events to train on ({report.users:,} users, "
                 f"{report.events:,} events), besides those held back; --split none holds back none"
             )
-        write_items(self.target / "items.parquet", self.items, items_path, self.settings)
+        write_items(self.target / "items.parquet", items, attributes, settings)
         return report
+
+    @property
+    def _written(self) -> set[str]:
+        """The names of all columns of rows."""
+        settings = self.settings
+        histories = {f"{settings.name}__{name}" for name in settings.of_events}
+        return {*settings.columns, *histories, RELEVANT}
 
     def _read(self, users: Spill) -> None:
         step = max(1, self.log.num_events // _SAMPLE)
@@ -185,13 +202,17 @@ def _added(some: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.ND
     return np.pad(some, (0, size - len(some))) + np.pad(others, (0, size - len(others)))
 
 
-def _write_rows(path: Path, spill: Spill) -> int:
+def _by_time(spill: Spill) -> Iterator[pa.Table]:
     """Rows by time, those of one time in the order that they came in."""
+    for table in spill.tables():
+        index = np.argsort(table.column(TIME).to_numpy(), kind="stable")
+        yield table.take(pa.array(index)).drop_columns([TIME])
+
+
+def _write_rows(path: Path, tables: Iterator[pa.Table]) -> int:
     count, writer = 0, None
     try:
-        for table in spill.tables():
-            index = np.argsort(table.column(TIME).to_numpy(), kind="stable")
-            table = table.take(pa.array(index)).drop_columns([TIME])
+        for table in tables:
             writer = writer or pq.ParquetWriter(path, table.schema)
             writer.write_table(table, row_group_size=_GROUP)
             count += table.num_rows

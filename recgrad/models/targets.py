@@ -34,9 +34,13 @@ def find_targets(config: PipelineConfig) -> Targets:
         keys.update(dict.fromkeys([key for name in _KEYS for key in _text(message, name)]))
         keys.update(dict.fromkeys(_custom_keys(message)))
     positive = {item.label_field: tuple(item.values) for item in data.positive_labels}
+    named = {item.label_field: tuple(item.values) for item in data.label_classes}
     chosen = str(model.WhichOneof("model"))
     listed = chosen in MODELS and MODELS[chosen].lists
-    labels = tuple(Label(name, count, positive.get(name, ()), listed) for name, count in classes.items())
+    labels = tuple(
+        Label(name, count, positive.get(name, ()), listed, named.get(name, ()))
+        for name, count in classes.items()
+    )
     return Targets(labels, tuple(weights), tuple(keys))
 
 

@@ -14,20 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from recgrad.data.batch import Batch
 from recgrad.data.features.base import Feature
-from recgrad.data.loader import build_loader
-from recgrad.data.taking import only_features, take_rows, with_features
-from recgrad.errors import DataError, RecgradError, nearest
-from recgrad.models.targets import find_targets
+from recgrad.errors import RecgradError, nearest
+from recgrad.report.deals import open_deals
 from recgrad.training.processes import choose_device
 from recgrad.training.run import Trained, load_trained
 from recgrad.training.runtime import computing
 from recgrad.training.signals import StopRequest
-from recgrad.training.task import Task
-
-CHUNK_ROWS = 4096
-"""Rows that are computed together."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +93,7 @@ def feature_importance(
 
     Args:
         model: a model_dir or a config.
-        data: rows with labels.
+        data: rows with labels; of models that find items, rows of users and what they wanted.
         groups: what is shuffled together, see `units_of`.
         repeats: deals of each unit, with other random numbers.
         rows: at most so many, the first.
@@ -120,31 +113,23 @@ def feature_importance(
     trained = load_trained(
         model, checkpoint_path, edit_config_json=edit_config_json, device=chosen, custom_code=custom_code
     )
-    directions = _directions(trained.task, metric)
     units = units_of(trained, groups)
-    batch = _one_batch(trained, data, rows)
-    chunks = [
-        take_rows(batch, torch.arange(at, min(at + CHUNK_ROWS, batch.size)))
-        for at in range(0, batch.size, CHUNK_ROWS)
-    ]
-    base = _measured(trained.task, chunks, stop)
+    deals = open_deals(trained, data, rows=rows, seed=seed, stop=stop or StopRequest())
+    directions = _directions(deals.directions, metric)
+    base = deals.measured()
     rates = dropout_rates(trained)
-    rng = np.random.default_rng(seed)
-    deals = [torch.from_numpy(rng.permutation(batch.size)) for _ in range(repeats)]
     worths = []
     for number, unit in enumerate(units, 1):
-        values = only_features(batch, _keys(unit, trained.features))
-        lost = []
-        for deal in deals:
-            dealt = _dealt(chunks, values, deal)
-            found = _measured(trained.task, dealt, stop)
+        keys, lost = _keys(unit, trained.features), []
+        for repeat in range(repeats):
+            found = deals.measured(keys, repeat)
             lost.append([(base[n] - found[n]) * (1 if up else -1) for n, up in directions.items()])
         worths.append(_worth(unit, list(directions), np.array(lost), rates))
         if progress is not None:
             progress(number, len(units))
     first = next(iter(directions))
     worths.sort(key=lambda worth: -worth.means[first])
-    return Importance({n: base[n] for n in directions}, tuple(worths), batch.size, repeats, trained)
+    return Importance({n: base[n] for n in directions}, tuple(worths), deals.rows, repeats, trained)
 
 
 def units_of(trained: Trained, groups: str) -> list[Unit]:
@@ -211,55 +196,13 @@ def dropout_rates(trained: Trained) -> dict[str, float]:
     return found
 
 
-def _directions(task: Task, metric: str | None) -> dict[str, bool]:
+def _directions(found: Mapping[str, bool], metric: str | None) -> dict[str, bool]:
     """Metrics with a better end, the one to order by first."""
-    found = task.metric_directions()
-    if not found:
-        raise RecgradError("importance: model_config.metrics has no metric with a better end; add auc")
     if metric is None:
-        return found
+        return dict(found)
     if metric not in found:
         raise RecgradError(f"importance: --metric '{metric}': there is none{nearest(metric, sorted(found))}")
     return {metric: found[metric], **found}
-
-
-def _one_batch(trained: Trained, data: str, rows: int) -> Batch:
-    """The first rows, encoded together."""
-    config = type(trained.config)()
-    config.CopyFrom(trained.config)
-    config.data_config.eval_batch_size = rows
-    for name in ("sample_cost_field", "batch_cost_size"):
-        config.data_config.ClearField(name)
-    loader = build_loader(
-        config, data, features=trained.features, targets=find_targets(trained.config), training=False
-    )
-    batch = next(iter(loader.epoch(0)), None)
-    if batch is None or batch.size < 2:
-        raise DataError(f"importance: '{data}' has fewer than two rows, which cannot be shuffled")
-    if batch.negatives is not None or batch.comparison is not None or batch.next_items is not None:
-        raise RecgradError(
-            "importance: models that compare items with sampled ones are not supported; their features are "
-            "told apart by leaving one out: recgrad train, then recgrad compare"
-        )
-    return batch
-
-
-def _measured(task: Task, batches: Any, stop: StopRequest | None) -> dict[str, float]:
-    task.reset_metrics()
-    with torch.inference_mode():
-        for batch in batches:
-            if stop is not None:
-                stop.check()
-            task.update_metrics(task(batch), batch)
-    return task.compute_metrics()
-
-
-def _dealt(chunks: Sequence[Batch], values: Batch, deal: torch.Tensor) -> Any:
-    """The rows with features of other rows."""
-    at = 0
-    for chunk in chunks:
-        yield with_features(chunk, take_rows(values, deal[at : at + chunk.size]))
-        at += chunk.size
 
 
 def _worth(unit: Unit, names: Sequence[str], lost: Any, rates: Mapping[str, float]) -> Worth:

@@ -1,8 +1,10 @@
 """An index in PostgreSQL with pgvector: vectors, ids and columns are rows of a table, and are searched there.
 
-Search is exact: the table is read in order of distance, so that filters and exclusions leave no list
-shorter than k while k items may be found. What the index is (similarity, id column, golden rows) is a row of
-`recgrad_indexes`. Needs psycopg (pip install 'recgrad[postgres]') and the extension `vector` in the server.
+Search is exact unless the table has an index of pgvector (hnsw, ivf): it is read in order of distance, so
+that filters and exclusions leave no list shorter than k while k items may be found. Where an approximate
+search finds fewer, or a filter leaves so little that it would, the exact one is made. What the index is
+(similarity, kind, id column, golden rows) is a row of `recgrad_indexes`. Needs psycopg (pip install
+'recgrad[postgres]') and the extension `vector` in the server.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ import pyarrow as pa
 from recgrad.data.arrow_columns import as_bytes
 from recgrad.data.ids import KnownIds, plain_ids
 from recgrad.errors import RecgradError
+from recgrad.retrieval.approximate import Settings
 from recgrad.retrieval.filters import Filter
 from recgrad.retrieval.interests import search_interests
 from recgrad.retrieval.lists import Array, Found, Ints, ItemSets
 from recgrad.serving.by_vectors import ByVectors
 from recgrad.serving.index import check_golden
+from recgrad.serving.postgres_kinds import Kind, choose_kind
 
 TABLE = "recgrad_items"
 PREFIXES = ("postgresql://", "postgres://")
@@ -96,6 +100,18 @@ class PostgresIndex(ByVectors):
         self._known = KnownIds(pa.array([name for _, name in pairs]), f"index '{self.path}'")
 
     @property
+    def kind(self) -> Kind:
+        """How it is searched."""
+        return Kind(self.manifest.get("kind", "exact"), self.manifest.get("settings", {}))
+
+    @property
+    def num_bytes(self) -> int:
+        """What the table takes with its indexes."""
+        with _connected(self.uri) as connection:
+            query = _sql("SELECT pg_total_relation_size(to_regclass(quote_ident(%s)))")
+            return int(connection.execute(query, (self.name,)).fetchone()[0])
+
+    @property
     def id_field(self) -> str:
         """The column of ids."""
         return str(self.manifest["id_field"])
@@ -111,6 +127,10 @@ class PostgresIndex(ByVectors):
     def ids_of(self, numbers: Array) -> pa.Array:
         """The ids of items by number."""
         return self._known.ids.take(pa.array(np.searchsorted(self._numbers, numbers)))
+
+    def places(self, numbers: Array) -> Ints:
+        """The places of items by number in the order in which they were written."""
+        return np.searchsorted(self._numbers, numbers)
 
     def check_model(self, embedder: Any) -> None:
         """Raise unless a model gives the items the vectors that they have here."""
@@ -153,7 +173,7 @@ class PostgresView:
     """The items that may be found."""
 
     def __init__(self, index: PostgresIndex, condition: Filter | None) -> None:
-        self._index = index
+        self._index, self._distance = index, _DISTANCES[index.similarity]
         columns = [name for name, _ in index.manifest["columns"]]
         self._where, self._values = ("TRUE", []) if condition is None else sql_of(condition, columns)
         with _connected(index.uri) as connection:
@@ -170,19 +190,41 @@ class PostgresView:
     def _search(self, connection: Any, queries: Array, k: int, banned: ItemSets | None) -> Found:
         items = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf, np.float32)
-        distance = _DISTANCES[self._index.similarity]
-        text = (
-            f"SELECT number, embedding {distance} %s::vector AS far FROM {{}} "
-            f"WHERE {self._where} AND NOT (number = ANY(%s)) ORDER BY far, number LIMIT %s"
-        )
-        query = _sql(text, self._index.name)
         for row, vector in enumerate(queries):
             gone = [] if banned is None else banned.rows(row, row + 1).items.tolist()
-            values = [_text(vector), *self._values, gone, k]
-            found = connection.execute(query, values).fetchall()
+            found = self._near(connection, _text(vector), k, gone)
+            if found is None or len(found) < min(k, self.count):
+                found = self._nearest(connection, _text(vector), k, gone)
             items[row, : len(found)] = [number for number, _ in found]
             scores[row, : len(found)] = [-far for _, far in found]
         return Found(items, scores)
+
+    def _nearest(self, connection: Any, vector: str, k: int, gone: list[int]) -> list[tuple[int, float]]:
+        """The nearest items and their distances; the 0 keeps the planner from an approximate index."""
+        text = (
+            f"SELECT number, (embedding {self._distance} %s::vector) + 0.0 AS far FROM {{}} "
+            f"WHERE {self._where} AND NOT (number = ANY(%s)) ORDER BY far, number LIMIT %s"
+        )
+        values = [vector, *self._values, gone, k]
+        found: list[tuple[int, float]] = connection.execute(_sql(text, self._index.name), values).fetchall()
+        return found
+
+    def _near(self, connection: Any, vector: str, k: int, gone: list[int]) -> list[tuple[int, float]] | None:
+        """Near items by the approximate index, if there is one that can find as many."""
+        share = self.count / max(len(self._index), 1)
+        reach = self._index.kind.reach(k, len(gone), min(share, 1.0))
+        if reach is None:
+            return None
+        connection.execute("SELECT set_config(%s, %s, true)", (reach[0], str(reach[1])))
+        far = f"embedding {self._distance} %s::vector"
+        text = (
+            f"SELECT number, far FROM (SELECT number, {far} AS far FROM {{}} "
+            f"WHERE {self._where} AND NOT (number = ANY(%s)) ORDER BY {far} LIMIT %s) AS near "
+            "ORDER BY far, number"
+        )
+        values = [vector, *self._values, gone, vector, k]
+        found: list[tuple[int, float]] = connection.execute(_sql(text, self._index.name), values).fetchall()
+        return found
 
 
 def write_postgres(
@@ -194,8 +236,23 @@ def write_postgres(
     similarity: str,
     golden: Any,
     name: str = TABLE,
+    kind: str = "exact",
+    settings: Settings | None = None,
 ) -> PostgresIndex:
-    """Write items to a table, which takes the place of one of this name when it is whole."""
+    """Write items to a table, which takes the place of one of this name when it is whole.
+
+    Args:
+        uri: of the database.
+        table: ids and other columns of items.
+        vectors: of the same items, as the model gives them.
+        id_field: the column of ids.
+        similarity: by which they are compared.
+        golden: rows to know the model by.
+        name: of the table.
+        kind: exact, hnsw or ivf.
+        settings: of the kind.
+    """
+    chosen = choose_kind(kind, settings or Settings(), len(vectors), vectors.shape[1])
     KnownIds(table.column(id_field), f"items: column '{id_field}'")
     columns = [(field.name, _type(field)) for field in table.schema]
     if taken := {"number", "embedding"} & {column for column, _ in columns}:
@@ -207,6 +264,8 @@ def write_postgres(
         "similarity": similarity,
         "columns": columns,
         "dim": vectors.shape[1],
+        "kind": chosen.name,
+        "settings": chosen.settings,
     }
     with _connected(uri) as connection:
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
@@ -224,6 +283,9 @@ def write_postgres(
         connection.execute(_sql(text, name, *(column for column, _ in columns)))
         connection.execute(_sql("CREATE UNIQUE INDEX ON {} ({})", name, id_field))
         _copy(connection, name, table, vectors)
+        if (made := chosen.index_sql(similarity)) is not None:
+            _build(connection, _sql(made, name), kind)
+        connection.execute(_sql("ANALYZE {}", name))
         kept = None if golden is None else as_bytes(golden)
         connection.execute(
             "INSERT INTO recgrad_indexes VALUES (%s, %s, %s) ON CONFLICT (name) DO UPDATE SET "
@@ -231,6 +293,16 @@ def write_postgres(
             (name, json.dumps(manifest), kept),
         )
     return PostgresIndex(uri, name)
+
+
+def _build(connection: Any, query: Any, kind: str) -> None:
+    try:
+        connection.execute(query)
+    except _psycopg().errors.ProgramLimitExceeded as error:
+        raise RecgradError(
+            f"postgresql: cannot build {kind}: {str(error).strip()}; raise maintenance_work_mem of the role "
+            "or server, or ask for fewer lists with --ivf-nlist"
+        ) from error
 
 
 def _delete(connection: Any, index: PostgresIndex, ids: Any) -> int:

@@ -21,6 +21,8 @@ import pyarrow as pa
 from recgrad.calibration.stored import CALIBRATION, Calibration, read_calibration
 from recgrad.config import load_config
 from recgrad.config.files import named_files
+from recgrad.data.encoded import Encoded
+from recgrad.data.faults import Faults
 from recgrad.data.features.base import Feature
 from recgrad.data.features.build import features_of
 from recgrad.data.features.spec import FeatureSpec
@@ -143,6 +145,14 @@ class Scorer:
             DataError: a column is missing or of a type that a feature cannot read.
         """
         return self._named(self._run(SCORE, rows))
+
+    def encode(self, rows: Rows) -> Encoded:
+        """The features of rows that `score` would compute with; they must be good ones."""
+        faults = Faults()
+        encoded = self._parts[SCORE].encoder.encode_table(rows, faults)
+        if faults:
+            raise BadRowsError(faults)
+        return encoded
 
     def score_cells(self, cells: Cells) -> Scores | None:
         """As `score`, of rows that were read from JSON; None where they must become a table first."""

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from recgrad.errors import DataError
 from recgrad.starting.config import write_config
+from recgrad.starting.labels import find_kind, label_candidates
 from recgrad.starting.profile import Profile, look
-from recgrad.starting.roles import Asked, Roles, check_asked, find_roles, label_candidates
+from recgrad.starting.roles import Asked, Roles, check_asked, find_roles
 from recgrad.starting.source import open_source
 from recgrad.starting.splits import Split, choose_split
 
@@ -66,12 +67,15 @@ def begin(settings: InitSettings, choose_label: Callable[[list[str]], str] | Non
     if not 0 < settings.share < 1:
         raise DataError(f"init: --eval-share must be above 0 and below 1, got {settings.share}")
     reader, data = open_source(settings.data, settings.names)
+    readers = [reader]
     if settings.evaluate:
-        _check_same_columns(reader.schema, open_source(settings.evaluate, settings.names)[0].schema, settings)
+        readers.append(open_source(settings.evaluate, settings.names)[0])
+        _check_same_columns(reader.schema, readers[1].schema, settings)
     profile = look(reader)
     check_asked(profile, settings.asked)
     asked = _with_label(profile, settings.asked, choose_label)
-    roles = find_roles(profile, asked)
+    labels = {name: find_kind(profile, readers, name) for name in asked.labels}
+    roles = find_roles(profile, asked, labels)
     if not roles.inputs():
         raise DataError("init: no column is left to learn from; see --keep")
     split = choose_split(

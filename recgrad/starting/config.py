@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from recgrad.config.proto.data_pb2 import DataConfig, DatasetType, FieldType
 from recgrad.starting.features import NORMALIZED, WIDTH, feature_lines, quote
+from recgrad.starting.labels import LabelKind
 from recgrad.starting.profile import Profile
 from recgrad.starting.roles import Roles
 from recgrad.starting.splits import Split
@@ -64,10 +65,7 @@ def write_config(
         columns=_columns(data),
         batch=batch_size(profile.num_rows),
         labels=", ".join(map(quote, roles.labels)),
-        positives="".join(
-            f"  positive_labels {{ label_field: {quote(name)} values: {quote(value)} }}\n"
-            for name, value in roles.positives.items()
-        ),
+        positives="".join(_label_values(name, kind) for name, kind in roles.labels.items()),
     )
     out = [c for c in roles.choices if c.role in ("outcome", "ignored", "time")]
     left = "".join(f"# left out: {_plain(c.name)}: {_plain(c.reason)}\n" for c in out)
@@ -77,6 +75,16 @@ def write_config(
         f"feature_defaults {{ {kind} {{ embedding_dim: {WIDTH} }} }}\n" for kind in sorted(kinds)
     )
     return "".join([head, left, defaults, *lines, _model(roles)])
+
+
+def _label_values(name: str, kind: LabelKind) -> str:
+    """Which value of a label counts as 1, or which is which class."""
+    if kind.positive:
+        return f"  positive_labels {{ label_field: {quote(name)} values: {quote(kind.positive)} }}\n"
+    if not kind.names:
+        return ""
+    values = ", ".join(map(quote, kind.names))
+    return f"  label_classes {{ label_field: {quote(name)} values: [{values}] }}  # class 0, 1, 2 …\n"
 
 
 def _plain(text: str) -> str:
@@ -119,7 +127,7 @@ def _model(roles: Roles) -> str:
             f"model_config {{\n{deep}  mmoe {{  # experts that the tasks share, each by weights of its own\n"
             f"    expert_mlp {{ hidden_units: [256, 128] }}\n    num_expert: 4\n{towers}  }}\n}}\n"
         )
-    tail = _objective(roles, roles.labels[0], "  ")
+    tail = _objective(roles, next(iter(roles.labels)), "  ")
     if not ids:
         return (
             f"model_config {{\n{deep}  multi_tower {{  # numbers alone: a plain network\n"
@@ -140,7 +148,7 @@ def _model(roles: Roles) -> str:
 
 def _objective(roles: Roles, label: str, indent: str) -> str:
     """Loss and metrics of a label: of two values, of classes, or a number."""
-    kind = roles.classes.get(label, 2)
+    kind = roles.labels[label].classes
     if kind == 0:
         lines = [
             "losses { l2_loss {} }",

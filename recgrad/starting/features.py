@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from recgrad.config.messages import shortest_float
 from recgrad.starting.profile import Profile, is_list
-from recgrad.starting.roles import Choice, Roles
+from recgrad.starting.roles import INPUTS, Choice, Roles
 
 NORMALIZED = "_norm"
 """What the names of normalized numbers end in; the FM has none of them."""
@@ -27,12 +27,27 @@ _MOST_VOCABULARIES = 500
 
 def feature_lines(profile: Profile, roles: Roles) -> Iterator[str]:
     """A line for each feature, with the reason behind it."""
-    inputs = roles.inputs()
+    item = roles.item if _histories(roles) else ""
+    return (line for _, _, line in named_lines(profile, roles.choices, item))
+
+
+def named_lines(
+    profile: Profile, choices: Sequence[Choice], item: str = ""
+) -> Iterator[tuple[Choice, str, str]]:
+    """The features of all inputs: the choice behind each, its name, and its line.
+
+    Args:
+        profile: of the columns.
+        choices: for them.
+        item: the column of items, where there are histories of them.
+    """
+    inputs = [choice for choice in choices if choice.role in INPUTS]
     words = len(inputs) <= _MOST_VOCABULARIES
     for choice in inputs:
-        for kind, settings in _features(profile, roles, choice, words):
+        for kind, settings in _features(profile, item, choice, words):
             fields = " ".join(f"{name}: {_value(value)}" for name, value in settings.items())
-            yield f"feature_configs {{ {kind} {{ {fields} }} }}  # {_comment(choice)}\n"
+            line = f"feature_configs {{ {kind} {{ {fields} }} }}  # {_comment(choice)}\n"
+            yield choice, settings["feature_name"], line
 
 
 def bucket_size(distinct: int) -> int:
@@ -43,22 +58,22 @@ def bucket_size(distinct: int) -> int:
 
 
 def _features(
-    profile: Profile, roles: Roles, choice: Choice, words: bool
+    profile: Profile, item: str, choice: Choice, words: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     name, settings = choice.name, choice.settings
     common = {"feature_name": name, "expression": f"{choice.side}:{name}"}
     if choice.role == "category" and words:
         yield "id_feature", {**common, "vocab_list": settings["words"]}
     elif choice.role in ("category", "id"):
-        shared = {"embedding_name": f"{name}_emb"} if name == roles.item and _histories(roles) else {}
+        shared = {"embedding_name": f"{name}_emb"} if name == item else {}
         yield "id_feature", {**common, "hash_bucket_size": bucket_size(choice.column.distinct), **shared}
     elif choice.role == "bag":
         separator = {"separator": settings["separator"]} if "separator" in settings else {}
         size = bucket_size(choice.column.distinct)
         yield "id_feature", {**common, "hash_bucket_size": size, **separator, "pooling": "mean"}
     elif choice.role == "history":
-        size = bucket_size(profile.columns[roles.item].distinct)
-        shared = {"embedding_name": f"{roles.item}_emb"}
+        size = bucket_size(profile.columns[item].distinct)
+        shared = {"embedding_name": f"{item}_emb"}
         yield (
             "sequence_id_feature",
             {**common, "hash_bucket_size": size, **shared, "sequence_length": _HISTORY_LENGTH},

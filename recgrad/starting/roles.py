@@ -14,13 +14,12 @@ import pyarrow.compute as pc
 from recgrad.data.arrow_columns import one_chunk
 from recgrad.errors import DataError, nearest
 from recgrad.starting.evidence import Evidence, Groups, codes_of, tells
+from recgrad.starting.labels import LabelKind, is_binary, target_of
 from recgrad.starting.naming import (
     CODE_NAME,
     ITEMS,
-    LABELS,
     NUMBER_NAME,
     OUTCOME,
-    RATING,
     SEPARATORS,
     TIME_NAME,
     TIMES,
@@ -33,7 +32,6 @@ from recgrad.starting.times import TimeFormat, time_format
 MOST_WORDS = 100
 """A column of at most so many values gets a vocabulary, whose words never share a row of the table."""
 LEAK_AUC = 0.95
-MOST_CLASSES = 50
 _TEXT_LENGTH = 60
 
 
@@ -75,20 +73,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Roles:
-    """The choice for every column, and which are the special ones.
-
-    `positives` has the value that counts as 1 of labels of two others; `classes` the number of classes of
-    labels of more than two values, 0 for a number to be predicted.
-    """
+    """The choice for every column, and which are the special ones; `labels` says what each label is."""
 
     choices: list[Choice]
-    labels: tuple[str, ...]
+    labels: dict[str, LabelKind]
     user: str
     item: str
     time: str
     time_format: TimeFormat | None
-    positives: dict[str, str]
-    classes: dict[str, int] = field(default_factory=dict)
 
     def inputs(self) -> list[Choice]:
         """Columns that the model learns from."""
@@ -111,39 +103,20 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 12 else ", ".join(names[:9]) + f" … ({len(names)} in all)"
 
 
-def label_candidates(profile: Profile) -> list[str]:
-    """Columns that may be the label: two values, the likeliest names first."""
-    binary = [name for name, column in profile.columns.items() if _is_binary(column)]
-    by_name = [name for known in LABELS for name in binary if name.lower() == known]
-    return by_name + [name for name in binary if name not in by_name and OUTCOME.search(name)]
-
-
-def _is_binary(column: Column) -> bool:
-    if not is_plain(column.kind) or column.distinct != 2:
-        return False
-    if is_text(column.kind) or pa.types.is_boolean(column.kind):
-        return True
-    return (column.low, column.high) in ((0, 1), (-1, 1))
-
-
 def find_named(profile: Profile, known: Sequence[str], taken: Collection[str]) -> str:
     """The first column with one of the names that such columns have; "" for none."""
     lower = {name.lower(): name for name in profile.columns if name not in taken}
     return next((lower[name] for name in known if name in lower), "")
 
 
-def find_roles(profile: Profile, asked: Asked) -> Roles:
-    """Decide on every column; `asked.labels` must be set."""
-    labels = asked.labels
+def find_roles(profile: Profile, asked: Asked, labels: dict[str, LabelKind]) -> Roles:
+    """Decide on every column but the labels, of which it is known what they are."""
     taken = set(labels) | asked.ignore
     user = asked.user or find_named(profile, USERS, taken)
     item = asked.item or find_named(profile, ITEMS, taken | {user})
     time, form = _find_time(profile, asked, taken | {user, item})
-    positives = {name: _check_label(profile, name) for name in labels}
-    classes = {name: kind for name in labels if (kind := label_classes(profile.columns[name])) != 2}
-    target = _target(profile, labels[0], positives[labels[0]])
-    if labels[0] in classes:
-        target = _upper_half(target)
+    first = next(iter(labels))
+    target = target_of(profile, first, labels[first])
     sample = profile.sample
     groups = {side: Groups(sample, name) for side, name in (("user", user), ("item", item)) if name}
     sides: dict[str, str] = {user: "user", item: "item"}
@@ -155,16 +128,15 @@ def find_roles(profile: Profile, asked: Asked) -> Roles:
             sides.setdefault(name, next(shared, "context"))
     choices = []
     for name, column in profile.columns.items():
-        choice = _special(column, labels, user, item, time, positives, asked)
+        choice = _special(column, labels, user, item, time, asked)
         choice = choice or _useless(profile, column, asked)
         if choice is None and name not in asked.keep:
             evidence = tells(sample.column(name), codes[name], target)
-            choice = _leak(column, evidence, labels[0], sides.get(name, "context"), bool(user or item))
+            choice = _leak(column, evidence, first, sides.get(name, "context"), bool(user or item))
         choice = choice or _input(profile, column, item)
         choice.side = sides.get(name, "context")
         choices.append(choice)
-    said = {k: v for k, v in positives.items() if v}
-    return Roles(choices, labels, user, item, time, form, said, classes)
+    return Roles(choices, labels, user, item, time, form)
 
 
 def _find_time(profile: Profile, asked: Asked, taken: set[str]) -> tuple[str, TimeFormat | None]:
@@ -182,85 +154,19 @@ def _find_time(profile: Profile, asked: Asked, taken: set[str]) -> tuple[str, Ti
     return "", None
 
 
-def _check_label(profile: Profile, name: str) -> str:
-    """The value that counts as 1 where that must be said; "" for labels that are 0 and 1."""
-    column = profile.columns[name]
-    if not is_plain(column.kind):
-        raise DataError(f"init: label '{name}' is {column.kind}; a label is a number or a text")
-    if column.distinct < 2:
-        value = profile.sample.column(name).drop_null()
-        shown = f" ({value[0].as_py()!r} in every row)" if len(value) else " (it is null in every row)"
-        raise DataError(f"init: label '{name}' is constant{shown}, so nothing can be learned; choose another")
-    if _is_binary(column) and not is_text(column.kind) and column.low != -1:
-        return ""
-    if column.distinct != 2:
-        if not is_number(column.kind):
-            raise DataError(
-                f"init: label '{name}' has {column.distinct} values of {column.kind}; number them 0, 1, 2 … "
-                "to learn classes, make one of two values, or choose another with --label"
-            )
-        return ""
-    counts = pc.value_counts(profile.sample.column(name).drop_null()).to_pylist()
-    if column.low == -1:
-        return "1"
-    return str(min(counts, key=lambda entry: entry["counts"])["values"]).strip()
-
-
-def label_classes(column: Column) -> int:
-    """How many classes a label has: 2, more for whole numbers 0, 1, 2 … without a gap, 0 for a number.
-
-    Ratings are numbers, whatever values they have: 4 is nearer to 5 than 1 is.
-    """
-    if column.distinct <= 2:
-        return 2
-    whole = pa.types.is_integer(column.kind) and column.low == 0 and column.high == column.distinct - 1
-    return (
-        column.distinct if whole and column.distinct <= MOST_CLASSES and not RATING.search(column.name) else 0
-    )
-
-
-def _upper_half(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """1 for what is above the median, so that what gives the label away is found as for two values."""
-    middle = np.nanmedian(values)
-    middle = middle if middle < np.nanmax(values) else np.nanmin(values)
-    return np.where(np.isnan(values), np.nan, (values > middle).astype(np.float64))
-
-
-def _target(profile: Profile, name: str, positive: str) -> np.ndarray[Any, Any]:
-    """The label of each row of the sample, 0 or 1; NaN for null."""
-    column = profile.sample.column(name)
-    if positive:
-        text = pc.utf8_trim_whitespace(column.cast(pa.string()))
-        found = pc.equal(text, positive)
-    else:
-        found = column
-    values: np.ndarray[Any, Any] = np.asarray(found.cast(pa.float64()).to_numpy(zero_copy_only=False))
-    return values
-
-
 def _special(
     column: Column,
-    labels: Sequence[str],
+    labels: dict[str, LabelKind],
     user: str,
     item: str,
     time: str,
-    positives: dict[str, str],
     asked: Asked,
 ) -> Choice | None:
     name = column.name
     if name in asked.ignore:
         return Choice(column, "ignored", "as asked")
     if name in labels:
-        kind = label_classes(column)
-        what = (
-            "learned"
-            if kind == 2
-            else f"learned; {kind} classes"
-            if kind
-            else "learned; a number (regression)"
-        )
-        what = f"{what}; 1 for {positives[name]!r}" if positives[name] else what
-        return Choice(column, "label", what)
+        return Choice(column, "label", labels[name].reason)
     if name == time and name not in asked.keep:
         return Choice(column, "time", "splits the rows; no input, since new rows have new times")
     if name in (user, item) and is_plain(column.kind):
@@ -313,7 +219,7 @@ def _leak(column: Column, evidence: Evidence, label: str, side: str, known_sides
         return Choice(
             column, "outcome", f"where it is 1, {label} is {evidence.implied} ({evidence.implies:.1%})"
         )
-    if OUTCOME.search(column.name) and (is_number(column.kind) or _is_binary(column)):
+    if OUTCOME.search(column.name) and (is_number(column.kind) or is_binary(column)):
         how = "differs between rows of a user and of an item" if known_sides else "not known beforehand"
         return Choice(column, "outcome", f"named like an outcome; {how}")
     return None
@@ -402,6 +308,19 @@ def _list_input(profile: Profile, column: Column, item: str) -> Choice:
         if (inside.as_py() or 0) > 0.5:
             return Choice(column, "history", f"items like {item}", settings={"item": item})
     return Choice(column, "bag", f"lists of about {column.distinct:,} values", settings={})
+
+
+def choose_attributes(profile: Profile, others: Collection[str]) -> list[Choice]:
+    """What is done with the columns of a table of items but `others`: none of them is an outcome."""
+    choices = []
+    for name, column in profile.columns.items():
+        if name not in others:
+            choice = _useless(profile, column, Asked()) or _input(profile, column, "")
+            if column.distinct <= 1:  # null is an item that the table has not
+                choice = Choice(column, "ignored", "constant")
+            choice.side = "item"
+            choices.append(choice)
+    return choices
 
 
 def event_columns(schema: pa.Schema, user: str, item: str, time: str) -> tuple[str, str, str]:

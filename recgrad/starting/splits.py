@@ -35,6 +35,7 @@ def choose_split(
         share: of the rows to evaluate on.
     """
     labelled = [f"{_name(name)} is not null" for name in roles.labels if profile.columns[name].nulls]
+    labelled += [f"{_name(name)} != ''" for name, kind in roles.labels.items() if kind.blank]
     if evaluate:
         return Split(_where(data, labelled), _where(evaluate, labelled), "evaluation rows as given")
     how = wanted or ("time" if roles.time else "random")

@@ -116,6 +116,21 @@ def test_positive_labels_belong_to_labels_and_name_texts(problems: Problems) -> 
     ]
 
 
+def test_label_classes_belong_to_labels_and_are_as_many_as_the_task_has(problems: Problems) -> None:
+    path = "data_config.label_classes"
+    found = problems({path: [{"label_field": "labell", "values": ["a", "b"]}]})
+    assert [line for line in found if line.startswith(f"{path}[0].label_field: no label 'labell'")] == found
+    label = {"label_field": "label", "values": ["a"]}
+    assert problems({path: [label]}) == [f"{path}[0]: needs two or more values, one for each class; got 1"]
+    assert problems({path: [{**label, "values": ["a", "b"]}]}) == []
+    assert problems({path: [{**label, "values": ["a", "b", "a "]}]}) == [
+        f"{path}[0].values[2]: 'a' is named twice; keep one",
+        "model_config: num_class is 1, but data_config.label_classes names 3 of 'label'; set num_class: 3",
+    ]
+    both = {path: [{**label, "values": ["a", "b"]}], "data_config.positive_labels": [label]}
+    assert problems(both) == [f"{path}[0]: 'label' has positive_labels, too; keep one"]
+
+
 @pytest.mark.parametrize(
     ("base", "edits", "expected"),
     [

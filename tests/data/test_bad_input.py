@@ -78,7 +78,7 @@ def test_wrong_type_of_label_weight_and_key(write_rows, open_loader):
     path = write_rows([20])
     assert error_of(open_loader, path, "label_fields: 'user'") == (
         "data: label 'user' is string in part-0.parquet, and a label is a number; write numbers, or say in "
-        "data_config.positive_labels which texts count as 1"
+        "data_config.positive_labels which texts count as 1, in label_classes which are classes"
     )
     assert error_of(open_loader, path, "sample_weight_fields: 'user'") == (
         "data: sample weight 'user' is string in part-0.parquet; it must be a number"
@@ -411,3 +411,42 @@ def test_exactly_the_largest_share_of_bad_rows_passes(write_rows, open_loader, r
     loader = open_loader(write_rows([rows], cat=pa.array(cats)), text)
     with pytest.raises(DataError, match=f"{bad + 1} of {rows} rows are bad, more than .* {ratio} "):
         list(loader.epoch())
+
+
+@pytest.mark.parametrize(
+    ("labels", "values", "want"),
+    [
+        (pa.array(["b ", "a", "c"]), ["a", "b", " c"], [1, 0, 2]),
+        (pa.array(["b", "a"]).dictionary_encode(), ["a", "b"], [1, 0]),
+        (pa.array([10, 30, 20], pa.int32()), ["10", "20", "30"], [0, 2, 1]),
+        (pa.array([1, 2]), ["0.5", "2", "1"], [2, 1]),
+        (pa.array([0.5, 1.0]), ["1", "0.5"], [1, 0]),
+        (pa.array([True, False]), ["true", "false"], [0, 1]),
+    ],
+    ids=str,
+)
+def test_values_that_are_classes(make_rows, tmp_path: Path, open_loader, labels, values, want):
+    text = f"label_fields: 'label' label_classes {{ label_field: 'label' values: {values} }}"
+    loader = open_loader(with_labels(make_rows, tmp_path, labels), text)
+    got = {
+        row: label
+        for batch in loader.epoch()
+        for row, label in zip(batch.origin.row.tolist(), batch.labels["label"].tolist(), strict=True)
+    }
+    assert [got[row] for row in range(len(want))] == want
+
+
+def test_values_that_are_no_class(make_rows, tmp_path: Path, open_loader):
+    text = "label_fields: 'label' label_classes { label_field: 'label' values: ['a', 'b'] }"
+    path = with_labels(make_rows, tmp_path, pa.array(["a", "b", "x"]))
+    assert error_of(open_loader, path, text) == (
+        "label label: label 'x' is none of its 2 classes (column 'label', row 2 of labels.parquet); correct "
+        "the label, or add the class to data_config.label_classes and one to num_class"
+    )
+    path = with_labels(make_rows, tmp_path, pa.array(["a", None]))
+    assert "label label: the label is null" in error_of(open_loader, path, text)
+    path = with_labels(make_rows, tmp_path, pa.array([0, 1]))
+    assert error_of(open_loader, path, text) == (
+        "data: label 'label' is int64 in labels.parquet, but 'a' of its label_classes is no number; "
+        "write the numbers of the classes"
+    )

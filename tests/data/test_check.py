@@ -85,5 +85,5 @@ def test_wrong_types(check, make_rows, tmp_path: Path):
     assert check(tmp_path / "a.parquet", text="label_fields: 'user'") == [
         "train_input_path: data: label 'user' is string in a.parquet, and a label is a number; write "
         "numbers, or say "
-        "in data_config.positive_labels which texts count as 1"
+        "in data_config.positive_labels which texts count as 1, in label_classes which are classes"
     ]

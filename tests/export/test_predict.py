@@ -21,7 +21,14 @@ import pytest
 import recgrad
 from recgrad.cli.main import main
 from recgrad.config import load_config
+from recgrad.config.expand import expand_config
+from recgrad.data.batch import Batch
+from recgrad.data.encoded import DenseArray, Encoded, IdArrays
+from recgrad.data.encoder import FeatureEncoder
+from recgrad.data.faults import Faults
+from recgrad.data.features.build import features_of
 from recgrad.errors import DataError, RecgradError
+from recgrad.export.feature_texts import feature_texts
 from recgrad.synth import write_synth
 
 pytest.importorskip("onnxruntime")
@@ -156,7 +163,7 @@ def test_batches_of_a_checkpoint_are_traced(run: Run, tmp_path: Path) -> None:
         ("bundle", ["--edit_config_json", '{"train_config.seed": 3}'], "only data_config can be edited"),
         ("bundle", ["--num_threads", "1", "--predict_threads", "2"], "leave one out"),
         ("bundle", ["--scripted_model_path", "x"], "name one config, model_dir or bundle, got 2"),
-        ("bundle", ["--debug_level", "1"], "--debug_level 1 (encoded features as text) is not there"),
+        ("bundle", ["--debug_level", "2"], "debug_level must be 0, or 1 for encoded features"),
         ("bundle", ["--is_profiling"], "is_profiling traces torch, which a bundle is scored without"),
         ("model_dir", ["--is_profiling", "--nproc", "2"], "is_profiling goes with one process"),
     ],
@@ -284,3 +291,61 @@ def test_a_loaded_model_is_the_same_of_a_bundle_a_model_dir_and_a_checkpoint(run
 def test_the_module_of_the_command_does_not_hide_the_function() -> None:
     code = "import recgrad.predict, recgrad; assert recgrad.predict.__module__ == 'recgrad.export.predict'"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_encoded_features_stand_beside_predictions(run: Run, tmp_path: Path) -> None:
+    texts = []
+    for source in (run.model_dir, run.bundle):
+        out = tmp_path / "out.parquet"
+        assert main(line(source, run, out, "--debug_level", "1", "--output_columns", "probs")) == 0
+        found = pq.read_table(out)
+        assert found.column_names == ["user_id", "probs", "__features__"]
+        same(found, run)
+        texts.append(found["__features__"].to_pylist())
+    assert texts[0] == texts[1]
+    features = features_of(expand_config(load_config(run.model_dir / "pipeline.config")))
+    encoded = FeatureEncoder(features).encode_table(pq.read_table(run.rows), Faults())
+    key = encoded.sparse.keys[0]
+    for row in (0, 1, ROWS - 1):
+        parts = dict(part.split(":", 1) for part in texts[0][row].split(" | "))
+        ids = encoded.sparse[key]
+        own = ids.values[ids.offsets[row] : ids.offsets[row + 1]]
+        assert parts[key] == ",".join(map(str, own.tolist()))
+    assert main(line(run.bundle, run, tmp_path / "out.csv", "--debug_level", "1", "--nproc", "2")) == 0
+    assert pyarrow.csv.read_csv(tmp_path / "out.csv")["__features__"].to_pylist() == texts[0]
+    with pytest.raises(RecgradError, match="debug_level writes features of files"):
+        recgrad.predict(str(run.bundle), input_path=pq.read_table(run.rows), debug_level=1)
+    assert main([*line(run.bundle, run, tmp_path / "x.parquet"), "--debug_level", "1"]) == 0
+    again = ["predict", str(run.bundle), "--predict_input_path", str(tmp_path / "named.parquet")]
+    pq.write_table(
+        pq.read_table(run.rows).append_column("__features__", pa.array(texts[0])), tmp_path / "named.parquet"
+    )
+    again += ["--predict_output_path", str(tmp_path / "y.parquet"), "--reserved_columns", "__features__"]
+    assert main([*again, "--debug_level", "1"]) == 2
+
+
+def test_features_of_every_kind_as_text() -> None:
+    encoded = Encoded(
+        size=3,
+        dense=DenseArray(("d", "t"), (2, 1), np.array([[0.1, 1, 0], [2, -3, 0], [np.nan, 0, 0]], np.float32)),
+        sparse=IdArrays(
+            ("a", "b"),
+            np.array([7, 2, 9, 4, 5, 6]),
+            np.array([1, 2, 0, 1, 1, 1], np.int32),
+            (3, 3),
+            np.array([0.5, 1, 1, 1, 1, 1], np.float32),
+        ),
+        sequence_lengths={"s": np.array([2, 0, 1], np.int32), "n": np.array([1, 1, 0], np.int32)},
+        sequence_sparse=IdArrays(("s",), np.array([1, 2, 3, 4]), np.array([1, 2, 1], np.int32), (3,)),
+        sequence_dense={"n": np.array([[0.5, 1.5], [2, 3]], np.float32)},
+        precise={"t": np.array([1e9 + 0.5, 2.0, 3.0])},
+    )
+    names = ["a", "b", "d", "t", "s", "n", "gone"]
+    want = [
+        "a:7:0.5 | b:4:1 | d:0.1,1 | t:1000000000.5 | s:1;2,3 | n:0.5,1.5",
+        "a:2:1,9:1 | b:5:1 | d:2,-3 | t:2 | s: | n:2,3",
+        "a: | b:6:1 | d:nan,0 | t:3 | s:4 | n:",
+    ]
+    assert feature_texts(encoded, names).to_pylist() == want
+    assert feature_texts(Batch.of(encoded), names).to_pylist() == want
+    assert feature_texts(encoded, []).to_pylist() == [""] * 3

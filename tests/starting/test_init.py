@@ -147,7 +147,7 @@ def test_text_without_a_header(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not look like names of columns"):
         run(str(file), tmp_path / "a", asked={"labels": ("answer",)})
     found = run(str(file), tmp_path / "a", names=["code", "answer", "size"], asked={"labels": ("answer",)})
-    assert found.roles.positives == {"answer": "yes"}, "the rarer of the two"
+    assert found.roles.labels["answer"].positive == "yes", "the rarer of the two"
     report = check_everything(str(found.config), sample_rows=200)
     assert report.ok, report.problems
 
@@ -162,7 +162,14 @@ def test_null_labels_are_left_out(tmp_path: Path) -> None:
 BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("constant", {"click": [1] * 50}, {"labels": ("click",)}, "is constant (1 in every row)"),
     ("null", {"click": pa.array([None] * 50, pa.int64())}, {"labels": ("click",)}, "null in every row"),
-    ("values", {"stars": list("abcde") * 10}, {"labels": ("stars",)}, "has 5 values"),
+    ("texts", {"name": [f"n{i}" for i in range(300)]}, {"labels": ("name",)}, "200 are learned as classes"),
+    ("spaces", {"a": ["x", " x", "x "] * 9}, {"labels": ("a",)}, "is constant ('x', but for spaces"),
+    (
+        "days",
+        {"day": pa.array(list(range(5)) * 9, pa.date32())},
+        {"labels": ("day",)},
+        "has 5 values of date32[day]",
+    ),
     ("unknown", {"click": [0, 1] * 25}, {"labels": ("clik",)}, "did you mean 'click'?"),
     ("which", {"a": [0, 1] * 25}, {}, "which column is the label?"),
     (
@@ -291,12 +298,52 @@ def test_labels_of_more_than_two_values(tmp_path: Path) -> None:
     both = run(
         path, tmp_path / "b", asked={"labels": ("kind", "rating"), "ignore": frozenset({"colour", "leak"})}
     )
-    assert both.roles.classes == {"kind": 4, "rating": 0}
+    assert {name: kind.classes for name, kind in both.roles.labels.items()} == {"kind": 4, "rating": 0}
     config = load_config(both.config)
     assert [tower.num_class for tower in config.model_config.mmoe.task_towers] == [4, 1]
     assert check_everything(str(both.config)).ok
-    with pytest.raises(DataError, match="number them"):
-        run(path, tmp_path / "c", asked={"labels": ("colour",)})
+
+
+def test_classes_that_are_texts(tmp_path: Path) -> None:
+    """A class that one row alone has is found, spaces do not count, and predictions name classes."""
+    rows = 300_000
+    user = np.random.default_rng(0).integers(0, 50, rows)
+    colour = np.array(["red", "green ", "blue"], object)[user % 3]
+    colour[::10] = "red"
+    colour[-1] = "ultra"
+    table = pa.table({"user_id": user, "x": np.arange(rows) % 7, "colour": colour, "code": colour})
+    pq.write_table(table, tmp_path / "log.parquet")
+    path = str(tmp_path / "log.parquet")
+    found = run(path, tmp_path / "a", asked={"labels": ("colour",)})
+    by_name = {choice.name: choice for choice in found.roles.choices}
+    assert by_name["colour"].reason == "learned; 4 classes"
+    assert by_name["code"].role == "outcome"
+    data = load_config(found.config).data_config
+    assert list(data.label_classes[0].values) == ["blue", "green", "red", "ultra"]
+    assert check_everything(str(found.config), sample_rows=200).ok
+    pq.write_table(table.slice(0, 8000), tmp_path / "log.parquet")
+    few = {"train_config.num_epochs": 1, "train_input_path": path, "eval_input_path": path}
+    result = train(str(found.config), edit_config_json={**few, "data_config.batch_size": 64})
+    assert result.metrics["accuracy"] > 0.9
+    model, bundle = str(tmp_path / "a/model"), str(tmp_path / "bundle")
+    assert main(["export", model, "--export_dir", bundle]) == 0
+    for source in (model, bundle):
+        out = tmp_path / f"{Path(source).name}.parquet"
+        line = ["predict", source, "--predict_input_path", path, "--predict_output_path", str(out)]
+        assert main([*line, "--reserved_columns", "colour"]) == 0
+        scored = pq.read_table(out)
+        assert scored.column_names == ["colour", "probs", "class"]
+        same = [a.strip() == b for a, b in zip(scored["colour"].to_pylist(), scored["class"].to_pylist())]
+        assert np.mean(same) > 0.9
+        assert len(scored["probs"][0]) == 4
+    blank = pa.array(np.where(np.arange(8000) % 3 == 0, "", colour[:8000]))
+    pq.write_table(table.slice(0, 8000).set_column(2, "colour", blank), tmp_path / "blank.parquet")
+    without = run(str(tmp_path / "blank.parquet"), tmp_path / "c", asked={"labels": ("colour",)})
+    assert without.roles.labels["colour"].names == ("blue", "green", "red"), "an empty text is no class"
+    assert "colour != ''" in load_config(without.config).train_input_path
+    assert check_everything(str(without.config)).ok
+    both = run(path, tmp_path / "b", asked={"labels": ("colour", "x"), "ignore": frozenset({"code"})})
+    assert check_everything(str(both.config)).ok
 
 
 def test_a_number_that_gives_the_label_away_is_found_although_each_value_stands_once(tmp_path: Path) -> None:
@@ -333,6 +380,81 @@ def test_two_towers_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     line[-1] = str(tmp_path / "other")
     assert main([*line, "--label", "clik"]) == 2
     assert "did you mean" in capsys.readouterr().err
+
+
+def items_and_log(folder: Path) -> list[str]:
+    """Users like one brand of six; each item stands in few events, so that brands tell more than ids."""
+    rng = np.random.default_rng(0)
+    user = rng.integers(0, 200, 3000)
+    item = user % 6 + 6 * rng.integers(0, 100, 3000)
+    columns = {"user_id": user, "item_id": [f"i{n}" for n in item], "timestamp": np.arange(3000)}
+    pq.write_table(pa.table(columns), folder / "log.parquet")
+    known = np.arange(1, 700)  # without item 0, and with some that nobody looked at
+    attributes = {
+        "item_id": [f"i{n}" for n in known],
+        "brand": [f"b{n % 6}" for n in known],
+        "price": [None if n % 9 == 0 else float(n % 50) for n in known],
+        "tags": [[f"t{n % 3}", f"t{n % 4}"] for n in known],
+        "shop": ["one"] * len(known),
+    }
+    pq.write_table(pa.table(attributes), folder / "shop.parquet")
+    return [
+        "init",
+        str(folder / "log.parquet"),
+        "--task",
+        "retrieval",
+        "--items",
+        str(folder / "shop.parquet"),
+    ]
+
+
+@pytest.mark.parametrize("most", [100_000, 10], ids=["all", "sampled"])
+def test_two_towers_with_attributes_of_items(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("recgrad.histories.retrieval_config.MOST_RANKED", most)
+    line = items_and_log(tmp_path)
+    out = tmp_path / "out"
+    assert main([*line, "--out", str(out)]) == 0
+    assert "constant" in capsys.readouterr().out
+    rows = pq.read_table(out / "train.parquet")
+    assert set(rows.column_names) == {
+        *("user_id", "item_id", "timestamp", "history__item_id", "history__timestamp"),
+        *("brand", "price", "tags", "shop"),
+    }
+    for item, brand in zip(rows["item_id"].to_pylist(), rows["brand"].to_pylist(), strict=True):
+        assert brand == (None if item == "i0" else f"b{int(item[1:]) % 6}")
+    config = load_config(out / "pipeline.config")
+    sampler = getattr(config.data_config, str(config.data_config.WhichOneof("sampler")))
+    assert list(sampler.attr_fields) == ["item_id", "brand", "price", "tags"]
+    (group,) = (g for g in config.model_config.feature_groups if g.group_name == "item")
+    assert list(group.feature_names) == ["item_id", "brand", "price", "price_norm", "tags"]
+    assert check_everything(str(out / "pipeline.config"), sample_rows=200).ok
+    result = train(str(out / "pipeline.config"), edit_config_json={"train_config.num_epochs": 2})
+    if most > 10:
+        assert result.metrics["catalogue_hit_rate@20"] > 0.12, "20 of the 100 of her brand: .2; of all: .03"
+
+
+def test_tables_of_items_that_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = items_and_log(tmp_path)
+    items = tmp_path / "shop.parquet"
+    whole = pq.read_table(items)
+
+    def refused(table: pa.Table, *flags: str) -> str:
+        pq.write_table(table, items)
+        assert main([*line, "--out", str(tmp_path / "out"), *flags]) == 2
+        assert not (tmp_path / "out" / "pipeline.config").exists()
+        return capsys.readouterr().err
+
+    taken = whole.rename_columns(["item_id", "timestamp", "price", "tags", "shop"])
+    assert "column 'timestamp' of" in refused(taken)
+    assert "has an item twice" in refused(pa.concat_tables([whole, whole]))
+    assert "no column is left to learn from" in refused(whole.select(["item_id", "shop"]))
+    assert "column 'item_id' is not in" in refused(whole.drop_columns(["item_id"]))
+    assert main(["init", line[1], "--items", str(items), "--out", str(tmp_path / "a")]) == 2
+    assert "--items goes with --task retrieval alone" in capsys.readouterr().err
+    assert main([*line[:3], "sequence", *line[4:], "--out", "b"]) == 2
+    assert "--items does not go with --task sequence" in capsys.readouterr().err
 
 
 def test_how_many_events_are_of_known_items() -> None:

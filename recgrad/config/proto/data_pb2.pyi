@@ -186,6 +186,29 @@ class PositiveLabels(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class LabelClasses(message.Message):
+    """Ours: the classes of a label column, in the order of their numbers: the first is class 0."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    LABEL_FIELD_FIELD_NUMBER: builtins.int
+    VALUES_FIELD_NUMBER: builtins.int
+    label_field: builtins.str
+    @builtins.property
+    def values(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        label_field: builtins.str | None = ...,
+        values: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["label_field", b"label_field"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["label_field", b"label_field", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class StreamConfig(message.Message):
     """Ours: rows that come while the run lasts, from a topic or a growing folder."""
 
@@ -315,6 +338,7 @@ class DataConfig(message.Message):
     ON_BAD_ROW_FIELD_NUMBER: builtins.int
     MAX_BAD_ROW_RATIO_FIELD_NUMBER: builtins.int
     POSITIVE_LABELS_FIELD_NUMBER: builtins.int
+    LABEL_CLASSES_FIELD_NUMBER: builtins.int
     HASH_FIELD_NUMBER: builtins.int
     CUSTOM_READER_FIELD_NUMBER: builtins.int
     FOLLOW_FIELD_NUMBER: builtins.int
@@ -408,6 +432,10 @@ class DataConfig(message.Message):
         """Ours: which texts or numbers of a label column count as 1."""
 
     @builtins.property
+    def label_classes(self) -> containers.RepeatedCompositeFieldContainer[LabelClasses]:
+        """Ours: which texts or numbers of a label column are which class; the number of a class is its place."""
+
+    @builtins.property
     def custom_reader(self) -> component_pb2.CustomComponent:
         """Ours: the reader of dataset_type CustomDataset."""
 
@@ -457,6 +485,7 @@ class DataConfig(message.Message):
         on_bad_row: DataConfig.OnBadRow.ValueType | None = ...,
         max_bad_row_ratio: builtins.float | None = ...,
         positive_labels: abc.Iterable[PositiveLabels] | None = ...,
+        label_classes: abc.Iterable[LabelClasses] | None = ...,
         hash: feature_pb2.TextHash.ValueType | None = ...,
         custom_reader: component_pb2.CustomComponent | None = ...,
         follow: builtins.bool | None = ...,
@@ -465,7 +494,7 @@ class DataConfig(message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "catalogue_sampler", b"catalogue_sampler", "custom_reader", b"custom_reader", "custom_sampler", b"custom_sampler", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "follow", b"follow", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_batch_sampler", b"in_batch_sampler", "in_order", b"in_order", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "next_item_sampler", b"next_item_sampler", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "stream", b"stream", "tdm_sampler", b"tdm_sampler", "timestamp_field", b"timestamp_field", "with_header", b"with_header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "catalogue_sampler", b"catalogue_sampler", "custom_reader", b"custom_reader", "custom_sampler", b"custom_sampler", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "follow", b"follow", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_batch_sampler", b"in_batch_sampler", "in_order", b"in_order", "input_fields", b"input_fields", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "label_fields", b"label_fields", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "next_item_sampler", b"next_item_sampler", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "positive_labels", b"positive_labels", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sample_weight_fields", b"sample_weight_fields", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "stream", b"stream", "tdm_sampler", b"tdm_sampler", "timestamp_field", b"timestamp_field", "with_header", b"with_header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["batch_cost_size", b"batch_cost_size", "batch_size", b"batch_size", "catalogue_sampler", b"catalogue_sampler", "custom_reader", b"custom_reader", "custom_sampler", b"custom_sampler", "dataset_type", b"dataset_type", "delimiter", b"delimiter", "drop_remainder", b"drop_remainder", "eval_batch_size", b"eval_batch_size", "fg_encoded", b"fg_encoded", "fg_encoded_multival_sep", b"fg_encoded_multival_sep", "fg_mode", b"fg_mode", "fg_threads", b"fg_threads", "follow", b"follow", "force_base_data_group", b"force_base_data_group", "hard_negative_sampler", b"hard_negative_sampler", "hard_negative_sampler_v2", b"hard_negative_sampler_v2", "hash", b"hash", "in_batch_sampler", b"in_batch_sampler", "in_order", b"in_order", "input_fields", b"input_fields", "input_fields_str", b"input_fields_str", "is_orderby_partition", b"is_orderby_partition", "label_classes", b"label_classes", "label_fields", b"label_fields", "max_bad_row_ratio", b"max_bad_row_ratio", "negative_sample_mask_prob", b"negative_sample_mask_prob", "negative_sampler", b"negative_sampler", "negative_sampler_v2", b"negative_sampler_v2", "next_item_sampler", b"next_item_sampler", "num_workers", b"num_workers", "odps_data_compression", b"odps_data_compression", "odps_data_quota_name", b"odps_data_quota_name", "on_bad_row", b"on_bad_row", "pin_memory", b"pin_memory", "positive_labels", b"positive_labels", "sample_cost_field", b"sample_cost_field", "sample_mask_prob", b"sample_mask_prob", "sample_weight_fields", b"sample_weight_fields", "sampler", b"sampler", "shuffle", b"shuffle", "shuffle_buffer_size", b"shuffle_buffer_size", "stream", b"stream", "tdm_sampler", b"tdm_sampler", "timestamp_field", b"timestamp_field", "with_header", b"with_header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_sampler: _TypeAlias = typing.Literal["negative_sampler", "negative_sampler_v2", "hard_negative_sampler", "hard_negative_sampler_v2", "tdm_sampler", "catalogue_sampler", "in_batch_sampler", "next_item_sampler", "custom_sampler"]  # noqa: Y015
     _WhichOneofArgType_sampler: _TypeAlias = typing.Literal["sampler", b"sampler"]  # noqa: Y015
