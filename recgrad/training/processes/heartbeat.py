@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -58,7 +59,7 @@ class Pulse:
         """A sign of life of this moment."""
         self._number += 1
         what, since, moves = self._now
-        frame = sys._current_frames().get(self._thread)
+        frame = _frame_of(self._thread)
         return Beat(
             rank=self.rank,
             host=host_identity(),
@@ -174,6 +175,21 @@ def is_gone(beat: Beat) -> bool | None:
     if beat.host != host_identity() or beat.started <= 0:
         return None
     return start_ticks(beat.pid) != beat.started
+
+
+def _frame_of(thread: int) -> FrameType | None:
+    """The frame that a thread is in.
+
+    Python up to 3.12 may collect garbage in the midst of looking, while it holds the lock of its list of
+    threads: a finalizer that lets another thread run then stops both for good, if that one starts a thread.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(thread)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _waits(frame: FrameType | None) -> bool:
