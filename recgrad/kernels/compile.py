@@ -114,7 +114,7 @@ def _kernel(wanted: Wanted) -> Any:
     # On a busy machine it may take as long to load one that was kept.
     if seconds > _NOTICEABLE_SECONDS and (elsewhere is not None or not kernel.cache_hits):
         _, name, keep = _source(wanted)
-        later = "; it is kept for the next run" if keep and is_kept() else ""
+        later = "; it is kept for the next run" if keep and is_kept() and not _is_missing(wanted) else ""
         _log.info("compiled the %s kernel in %.1f s%s", name, seconds, later)
     return kernel
 

@@ -5,7 +5,7 @@ one number a row, which multiplies all of them: the more vectors, the fewer load
 becomes of the sums is a function of the caller's, compiled into the tile, so that they go from the
 registers to their place:
 
-    @njit
+    @finishing
     def store_positive(row, column, value, to):
         out, out_row = to
         store(out + row * out_row + LINE * column, keep_positive(value, value))
@@ -17,14 +17,15 @@ SLACK rows more, which hold nothing of worth and whose sums are the caller's to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import llvmlite.ir as ir
 import numba
 from numba import njit, types
 from numba.core.codegen import get_host_cpu_features
-from numba.extending import intrinsic
+from numba.core.imputils import lower_constant
+from numba.extending import intrinsic, models, register_model, typeof_impl
 
 from recgrad.kernels.simd import LANES, LINE, Vector, build_call, build_splat
 
@@ -47,6 +48,51 @@ def compiled_features() -> str:
     """The features that numba compiles for: the host's, unless its settings say others."""
     asked = numba.config.CPU_FEATURES
     return str(get_host_cpu_features() if asked is None else asked)
+
+
+class Finish:
+    """A function that products give their sums to, as `finishing` makes one.
+
+    A kernel that hands on a function of numba's has its address in it and could not be kept for the next
+    run. Of this one nothing but the type is handed on.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.py_func = function
+        self.type = FinishType(function)
+
+
+class FinishType(types.Opaque):  # type: ignore[misc]
+    """Of a `Finish`: a type of its own for each function."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._compiled = njit(function)  # which numba's type of it does not keep
+        self.function = types.Dispatcher(self._compiled)
+        # A part of the names in compiled code, which must be the same in every process.
+        super().__init__(f"finish {function.__module__}.{function.__qualname__}")
+
+    @property
+    def key(self) -> Any:
+        """What tells functions apart that have one name."""
+        return self.function
+
+
+def finishing(function: Callable[..., None]) -> Finish:
+    """A function of (row, column, vector, extra) for `Tiles.product`."""
+    return Finish(function)
+
+
+@typeof_impl.register(Finish)
+def _type_of_finish(value: Finish, _: Any) -> FinishType:
+    return value.type
+
+
+register_model(FinishType)(models.OpaqueModel)
+
+
+@lower_constant(FinishType)
+def _lower_finish(context: Any, *_: Any) -> Any:
+    return context.get_dummy_value()
 
 
 class Tiles(NamedTuple):
@@ -149,11 +195,11 @@ def product_tile(rows: int, vectors: int, biased: bool) -> Any:
 
     def tile(context, finish, a, a_row, a_step, b, b_vector, b_step, steps, start, row, column, extra):  # type: ignore[no-untyped-def]
         taken = (types.int64, types.int64, Vector(LANES), extra)
-        called = finish.get_call_type(context, taken, {})
+        called = finish.function.get_call_type(context, taken, {})
 
         def generate(target: Any, builder: Any, _: Any, args: Any) -> Any:
             sums = _sum_tile(builder, args[1:9], rows, vectors, biased)
-            end = target.get_function(finish, called)
+            end = target.get_function(finish.function, called)
             for r in range(rows):
                 at = builder.add(args[9], _I64(r))
                 for c in range(vectors):

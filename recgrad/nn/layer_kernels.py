@@ -27,7 +27,7 @@ import numpy as np
 from numba import njit
 
 from recgrad.kernels.parallel import FIRST, next_task
-from recgrad.kernels.products import TILES
+from recgrad.kernels.products import TILES, finishing
 from recgrad.kernels.simd import LANES, LINE, field, keep_positive, load1, load16, store
 from recgrad.kernels.tiles import add_rows, add_to
 
@@ -41,7 +41,7 @@ product, product_from = TILES.product, TILES.product_from
 (BIAS, BIAS_NEXT, OUT, OUT_ROW, OUT_NEXT, GATES, MODE) = range(PANELS_NEXT + 1, PANELS_NEXT + 8)
 
 
-@njit
+@finishing
 def finish_row(row, column, value, to):  # type: ignore[no-untyped-def]
     """Store a vector of a layer's output."""
     out, out_row, gates, mode = to
@@ -81,7 +81,7 @@ def row_tasks(a: int) -> None:
 (OF_W, OF_W_ROW, OF_W_NEXT, OF_B, OF_B_NEXT) = range(W_X_NEXT + 1, W_X_NEXT + 6)
 
 
-@njit
+@finishing
 def finish_weight(row, column, value, to):  # type: ignore[no-untyped-def]
     """Add a vector to a weight's gradient."""
     out, out_row = to

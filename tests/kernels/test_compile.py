@@ -15,6 +15,7 @@ from numba import njit, types
 
 from recgrad.kernels import compile as kernels
 from recgrad.kernels.compile import Wanted, compiled_with
+from recgrad.nn import layer_kernels, mlp_attention_kernels
 
 SIGNATURE = types.float64(types.float64)
 
@@ -125,3 +126,17 @@ def test_a_process_that_does_not_come_to_an_end_is_ended(
     child = kernels._compile_elsewhere([Wanted(calling, twice, SIGNATURE)])
     child.join(60)
     assert not child.is_alive()
+
+
+def own_kernels() -> list[Wanted]:
+    """Kernels with functions that are handed on, which numba would compile into addresses of a process."""
+    layers = [Wanted(task) for task in (layer_kernels.row_tasks, layer_kernels.weight_tasks)]
+    blocks = (mlp_attention_kernels.forward_block, mlp_attention_kernels.backward_block)
+    return layers + [Wanted(mlp_attention_kernels.over_blocks, body) for body in blocks]
+
+
+@pytest.mark.parametrize("wanted", own_kernels(), ids=lambda one: (one.inner or one.function).__name__)
+def test_a_kernel_that_hands_functions_on_is_found_again(wanted: Wanted) -> None:
+    kernels._build(wanted)
+    assert not kernels._is_missing(wanted)
+    assert kernels._build(wanted).cache_hits == 1

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from numba import njit
 
-from recgrad.kernels.products import NARROW, TILES, WIDE, compiled_features, make_tiles, tile_rows
+from recgrad.kernels.products import NARROW, TILES, WIDE, compiled_features, finishing, make_tiles, tile_rows
 from recgrad.kernels.simd import LANES, LINE, add, load16, store
 
 
-@njit
+@finishing
 def store_plain(row, column, value, to):
     out, out_row = to
     store(out + row * out_row + LINE * column, value)
 
 
-@njit
+@finishing
 def add_plain(row, column, value, to):
     out, out_row = to
     at = out + row * out_row + LINE * column
