@@ -32,7 +32,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recgrad.embedding.engine import TableEngine
 from recgrad.embedding.sharded.choice import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KernelChoice
 from recgrad.embedding.sharded.fbgemm import RULES, decay_mode, fused_arguments
-from recgrad.embedding.sharded.fused_table import FusedTable
+from recgrad.embedding.sharded.fused_table import CHANGED, FusedTable
 from recgrad.embedding.sharded.kept import (
     Bags,
     Kept,
@@ -104,7 +104,7 @@ class FusedEngine(TableEngine):
             device=device,
         )
         starts = [0, *accumulate(spec.num_rows for spec in specs)]
-        self._touched = torch.zeros(starts[-1], dtype=torch.bool, device=device)
+        self._marks = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
         self._starts = torch.tensor([starts[i] for i in owner], device=device)
         self.tables = self._tables(specs, seed, starts)
         self._anchor = torch.empty(0, requires_grad=True)  # makes outputs part of the autograd graph
@@ -124,7 +124,7 @@ class FusedEngine(TableEngine):
                 seed,
                 weights[i],
                 {name: state.view(spec.num_rows, -1) for name, state in zip(names, states[i])},
-                self._touched[starts[i] : starts[i + 1]],
+                self._marks[starts[i] : starts[i + 1]],
                 self._module.flush,
                 self._module.reset_cache_states,
             )
@@ -246,7 +246,7 @@ class FusedEngine(TableEngine):
         torch.autograd.backward(output, gradient.contiguous())
         counts = bags.lengths.view(len(self.layout.tables), -1).sum(1)
         starts = self._starts.repeat_interleave(counts, output_size=len(bags.ids))
-        self._touched[bags.ids + starts] = True
+        self._marks[bags.ids + starts] = CHANGED
         self.clear_gradients(names)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from recgrad.embedding.check import check_rows, check_states, check_weights
 from recgrad.embedding.engine import EmbeddingTable, TableMemory, TablePart
+from recgrad.embedding.local.changes import Changed, build_log
 from recgrad.embedding.local.layout import TABLE_COLUMNS
 from recgrad.embedding.local.table import EXPORT_ROWS, Table
 from recgrad.embedding.spec import TableSpec
@@ -20,6 +21,8 @@ from recgrad.optim.sparse.history import History
 from recgrad.optim.sparse.tables import SparseEngine
 
 Array = npt.NDArray[Any]
+KNOWN, CHANGED = 1, 2
+"""Marks of a row that was updated, and of one that was since deltas last asked; 0 for all others."""
 
 
 class FusedTable(EmbeddingTable):
@@ -31,7 +34,7 @@ class FusedTable(EmbeddingTable):
         seed: of the initial values.
         weights: FBGEMM's [rows, dim].
         states: FBGEMM's, by our names, each [rows, width].
-        touched: bool [rows], which of them were updated; the kernel sets it.
+        marks: uint8 [rows], which of them were updated (CHANGED, KNOWN); whoever updates rows marks them.
         flush: brings rows from FBGEMM's cache into these.
         forget: empties FBGEMM's cache.
     """
@@ -43,21 +46,21 @@ class FusedTable(EmbeddingTable):
         seed: int,
         weights: Tensor,
         states: Mapping[str, Tensor],
-        touched: Tensor,
+        marks: Tensor,
         flush: Callable[[], None],
         forget: Callable[[], None],
     ) -> None:
         super().__init__(spec, engine)
         self.weights = weights
         self.states = dict(states)
-        self.touched = touched
+        self.marks = marks
         self._flush, self._forget = flush, forget
         _draw(spec, engine, seed, weights)
 
     def parts(self) -> Iterator[TablePart]:
         """All that was learned."""
         self._flush()
-        rows = self.touched.nonzero().squeeze(1)
+        rows = self.marks.nonzero().squeeze(1)
         states = {name: state[rows].cpu().numpy() for name, state in self.states.items()}
         yield TablePart(0, rows.cpu().numpy(), self.weights[rows].cpu().numpy(), states)
 
@@ -94,7 +97,7 @@ class FusedTable(EmbeddingTable):
         rows = np.asarray(rows, np.int64)
         check_rows(self.spec, rows)
         where = torch.from_numpy(rows).to(self.weights.device)
-        self.touched[where] = True
+        self.marks[where] = self.marks[where].clamp(min=KNOWN)
         return where
 
     def _set(self, rows: Tensor, into: Tensor, values: Array) -> None:
@@ -105,8 +108,48 @@ class FusedTable(EmbeddingTable):
     def memory(self) -> TableMemory:
         """Touched rows, and what all rows cost."""
         states = sum(state.numel() for state in self.states.values())
-        touched = int(self.touched.sum())
-        return TableMemory(self.name, touched, 4 * self.weights.numel(), 4 * states, self.touched.numel())
+        touched = int(self.marks.count_nonzero())
+        return TableMemory(self.name, touched, 4 * self.weights.numel(), 4 * states, self.marks.numel())
+
+    # --- what has changed, for deltas ---
+
+    def values(self, rows: Tensor) -> Array:
+        """The weights of rows as they are now."""
+        self._flush()
+        return np.asarray(self.weights[rows].cpu().numpy())
+
+    def take_changed(self) -> Tensor:
+        """The rows that were updated since the last time, ascending; from now on they count as known."""
+        rows = (self.marks == CHANGED).nonzero().squeeze(1)
+        self.marks[rows] = KNOWN
+        return rows
+
+
+class FusedLog:
+    """The rows of a shard that have changed since the last `take`."""
+
+    def __init__(self, table: FusedTable) -> None:
+        self.table = table
+        self._marked: list[Array] = []
+        table.take_changed()
+
+    def mark(self, keys: Array) -> None:
+        """Let rows count as changed, or as gone if they were never updated."""
+        self._marked.append(np.asarray(keys, np.int64))
+
+    def take(self) -> Changed:
+        """What has changed; from now on it counts as known."""
+        table, rows = self.table, self.table.take_changed()
+        marked = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *self._marked])).to(rows.device)
+        self._marked = []
+        known = table.marks[marked] != 0
+        if len(marked):
+            rows = torch.cat([rows, marked[known]]).unique()
+        gone = marked[~known].unique()
+        return Changed(rows.cpu().numpy(), table.values(rows), gone.cpu().numpy(), None)
+
+
+build_log.register(FusedTable, FusedLog)
 
 
 def _draw(spec: TableSpec, engine: SparseEngine, seed: int, weights: Tensor) -> None:
