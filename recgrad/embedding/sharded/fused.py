@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
@@ -68,6 +69,8 @@ class FusedEngine(TableEngine):
         sequence: give a vector for each id instead of a sum for each bag.
         device: where to look up.
     """
+
+    tables: Mapping[str, FusedTable]
 
     def __init__(
         self,
@@ -243,11 +246,21 @@ class FusedEngine(TableEngine):
             as_made = False
         if not as_made:
             output, _ = self._lookup(bags, settings)
-        torch.autograd.backward(output, gradient.contiguous())
         counts = bags.lengths.view(len(self.layout.tables), -1).sum(1)
+        self._keep_copied(bags, counts)
+        torch.autograd.backward(output, gradient.contiguous())
         starts = self._starts.repeat_interleave(counts, output_size=len(bags.ids))
         self._marks[bags.ids + starts] = CHANGED
         self.clear_gradients(names)
+
+    def _keep_copied(self, bags: Bags, counts: Tensor) -> None:
+        """Let tables that a checkpoint is copying put aside the rows that are about to change."""
+        if all(table.copying is None for table in self.tables.values()):
+            return
+        for name, ids in zip(self.layout.tables, bags.ids.split_with_sizes(counts.tolist())):
+            copying = self.tables[name].copying
+            if copying is not None:
+                copying.keep(np.unique(ids.numpy()))
 
 
 class _Keep(torch.autograd.Function):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recgrad.embedding.build import TableOptimizer
+from recgrad.embedding.local import row_copy
 from recgrad.embedding.local.changes import TableChanges
 from recgrad.embedding.local.engine import LocalEngine
 from recgrad.embedding.sharded.choice import KernelChoice
@@ -297,3 +299,55 @@ def test_rows_that_a_killed_run_told_of_count_as_changed_or_gone() -> None:
     (again,) = log.take()
     assert not len(again.keys)
     assert not len(again.gone)
+
+
+@pytest.mark.parametrize("kind", [SGD, Adagrad, RowWiseAdagrad])
+@pytest.mark.parametrize("sequence", [False, True])
+def test_a_copy_has_the_rows_of_its_moment_whatever_is_updated_since(
+    kind: Any, sequence: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_copy, "PIECE_BYTES", 50)
+    rng, made = np.random.default_rng(7), engine(kind, sequence=sequence)
+
+    def train(passes: int) -> None:
+        for _ in range(passes):
+            made(bags_of(rng)).sum().backward()
+        update(made, kind)
+
+    def parts() -> list[Any]:
+        return [part for table in made.tables.values() for part in table.parts()]
+
+    train(1)
+    for steps in range(4):
+        expected_parts = parts()
+        copies = [table.begin_copy() for table in made.tables.values()]
+        assert all(table.copying is not None for table in made.tables.values())
+        for step in range(steps):
+            train(1 + step % 2)  # two passes are summed before they are applied
+        if steps == 3:  # who writes otherwise waits for the copy
+            for table in made.tables.values():
+                table.write(np.arange(ROWS), np.full((ROWS, table.spec.dim), 7.0))
+        found = [part for copy in copies for part in copy()]
+        assert all(table.copying is None for table in made.tables.values())
+        for one, other in zip(found, expected_parts, strict=True):
+            np.testing.assert_array_equal(one.row_ids, other.row_ids)
+            assert one.weights.tobytes() == other.weights.tobytes()
+            assert one.states.keys() == other.states.keys()
+            for name, state in one.states.items():
+                assert state.tobytes() == other.states[name].tobytes(), name
+
+
+def test_updates_while_another_thread_copies() -> None:
+    rng, made = np.random.default_rng(8), engine(Adagrad)
+    for _ in range(100):
+        expected_parts = [part for table in made.tables.values() for part in table.parts()]
+        copies = [table.begin_copy() for table in made.tables.values()]
+        with ThreadPoolExecutor(1) as pool:
+            copying = pool.submit(lambda given=copies: [part for copy in given for part in copy()])
+            while not copying.done():
+                made(bags_of(rng)).sum().backward()
+                update(made, Adagrad)
+        for one, other in zip(copying.result(), expected_parts, strict=True):
+            assert one.row_ids.tobytes() == other.row_ids.tobytes()
+            assert one.weights.tobytes() == other.weights.tobytes()
+            assert one.states["sum"].tobytes() == other.states["sum"].tobytes()
