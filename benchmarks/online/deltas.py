@@ -23,9 +23,10 @@ from online.subject import BATCH, DIM, TABLES, Subject
 from results.bars import Bar
 
 import recgrad
+from recgrad.embedding.deltas.changed import ChangedTable
 from recgrad.embedding.deltas.reading import Delta, Part
 from recgrad.embedding.deltas.record import DeltaRecord, published, read_record
-from recgrad.embedding.deltas.writing import ChangedTable, write_delta
+from recgrad.embedding.deltas.writing import write_delta
 from recgrad.embedding.local.changes import ChangeLog
 from recgrad.embedding.mapped.moving import MovingTables
 from recgrad.embedding.mapped.writing import write_table

@@ -180,8 +180,6 @@ def check_increments(args: argparse.Namespace) -> None:
     if not given:
         return
     flag = given[0]
-    if "WORLD_SIZE" in os.environ:
-        raise RecgradError(f"{flag}: starts the processes of each day itself, by --nproc; leave torchrun out")
     if args.continue_train:
         raise RecgradError(f"--continue_train with {flag}: days resume by themselves; leave it out")
     if args.fine_tune_checkpoint or args.ignore_restore_optimizer:

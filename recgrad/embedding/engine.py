@@ -167,9 +167,9 @@ class EmbeddingTable(SparseTable):
         parts = list(self.parts())
         return lambda: parts
 
-    def pieces_here(self) -> list[tuple[int, EmbeddingTable]]:
-        """Tables of this process that hold whole rows of this one, each with its first row; copies once."""
-        return [(0, self)]
+    def pieces_here(self) -> list[TablePiece]:
+        """What this process has of it to tell others, copies once: tables of its own, and their places."""
+        return [TablePiece(self)]
 
     @abstractmethod
     def write(self, rows: Array, weights: Array) -> None:
@@ -182,6 +182,19 @@ class EmbeddingTable(SparseTable):
     def row_states(self) -> tuple[Array, dict[str, Array]]:
         """The touched rows that this process holds, and their states by name, each [rows, width]."""
         return joined_states(list(self.parts()))
+
+
+class TablePiece(NamedTuple):
+    """A table of this process that is a part of another, or that one itself.
+
+    Attributes:
+        table: the part.
+        first_row, first_column: where it begins in the whole.
+    """
+
+    table: EmbeddingTable
+    first_row: int = 0
+    first_column: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
+
+
+@contextmanager
+def measuring_alone() -> Iterator[None]:
+    """In here this process measures by itself, while the others of its group do something else."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
+def _together() -> bool:
+    return dist.is_available() and dist.is_initialized() and not _alone.get()
+
 
 def rank() -> int:
     """This process's number, 0 when it is alone."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if _together() else 0
 
 
 def world_size(group: Any = None) -> int:
     """How many processes there are."""
-    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size(group) if _together() else 1
 
 
 def gather_tensors(tensor: Tensor, group: Any = None) -> list[Tensor]:

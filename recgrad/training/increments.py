@@ -15,14 +15,18 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from recgrad.errors import RecgradError, whole_path
+from recgrad.metrics.ranks import measuring_alone
 from recgrad.training.checkpoint import read_checkpoint, resolve_checkpoint
 from recgrad.training.checkpoint.manager import CheckpointManager
 from recgrad.training.checkpoint.staging import write_file_atomically
+from recgrad.training.preflight import meeting_timeout
+from recgrad.training.processes import Processes, open_processes
 from recgrad.training.run import evaluate, train
 from recgrad.training.start import LINEAGE_FILE
 from recgrad.training.state import TrainResult
@@ -64,6 +68,23 @@ def read_lineage(model_dir: str | Path) -> list[Day]:
         raise RecgradError(f"{path}: cannot be read ({error}); remove it, or take it from a copy") from error
 
 
+@dataclass(frozen=True)
+class _Start:
+    """Where a day stands when its run starts.
+
+    Attributes:
+        days: before it, the oldest first.
+        day: as far as it is known.
+        begun: it was begun before.
+        resumes: there is a checkpoint of it.
+    """
+
+    days: list[Day]
+    day: Day
+    begun: bool
+    resumes: bool
+
+
 def train_increment(
     config: Any,
     *,
@@ -76,6 +97,9 @@ def train_increment(
 ) -> TrainResult:
     """Train on a day's data from where the parent's newest checkpoint stands; resumes one that was begun.
 
+    Under torchrun every process calls this. The first one looks where the day stands, evaluates the parent
+    and writes the lineage, while the others wait for it; they train together.
+
     Args:
         config: as for `train`.
         parent: a model_dir; None for a first day, which begins with no weights.
@@ -85,7 +109,91 @@ def train_increment(
         run: trains, in place of `train` and with its arguments.
         options: further arguments of `train`.
     """
-    folder = Path(model_dir)
+    folder, name = Path(model_dir), name or _day_name(data)
+    with _open_processes(config, run, options) as processes:
+        start = processes.on_main(lambda: _begin(config, parent, data, folder, name, options, processes))
+        day = start.day
+        if day.step:
+            _log.info("%s: trained already, %d steps", day.day, day.step)
+            return TrainResult(folder, day.step, dict(day.after), 0.0, "", 0)
+        result = (run or train)(
+            config,
+            train_input_path=data,
+            model_dir=folder,
+            # A day that was stopped before its first checkpoint begins anew, in its folder.
+            continue_train=start.begun,
+            fine_tune_checkpoint=None if start.resumes else day.parent or None,
+            **options,
+        )
+        if result.exit_code:
+            hint = f"stopped after step {result.step} of {day.day}; the same command resumes"
+            return replace(result, hint=hint if result.hint else "")
+        done = replace(day, after=dict(result.metrics), step=result.step)
+        processes.on_main(lambda: _write(folder, [*start.days, done]))
+        return result
+
+
+def train_days(
+    config: Any,
+    *,
+    days: str,
+    model_dir: str | Path,
+    parent: str | Path | None = None,
+    run: Callable[..., TrainResult] | None = None,
+    **options: Any,
+) -> TrainResult:
+    """Train on each of the paths that a pattern names, in the order of their names, each from the last.
+
+    Day by day `model_dir/NAME` is made. A run that was stopped resumes where it was; days that are finished
+    are left alone, so that the same command trains on what has come since. `run` and `options` are as for
+    `train_increment`, and so is torchrun.
+    """
+    result: TrainResult | None = None
+    with _open_processes(config, run, options) as processes:
+        for name, path in processes.on_main(lambda: _find_days(days)):
+            own = Path(model_dir) / name
+            result = train_increment(
+                config, parent=parent, data=path, model_dir=own, name=name, run=run, **options
+            )
+            if result.exit_code:
+                return result
+            parent = own
+    assert result is not None
+    return result
+
+
+def _open_processes(
+    config: Any, run: Callable[..., TrainResult] | None, options: Mapping[str, Any]
+) -> AbstractContextManager[Processes]:
+    """The processes that train together from here to the end; this one alone where `run` starts others."""
+    if run is not None:
+        return nullcontext(Processes())
+    timeout_secs = meeting_timeout(config, options.get("edit_config_json"))
+    return open_processes(timeout_secs, device=options.get("device", "auto"))
+
+
+def _find_days(days: str) -> list[tuple[str, str]]:
+    """Names and paths of the days of a pattern, in the order of the paths."""
+    paths = sorted(glob.glob(days))
+    if not paths:
+        raise RecgradError(f"--days '{days}': no file or folder has such a name")
+    names = [_day_name(path) for path in paths]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise RecgradError(f"--days '{days}': two days are called '{twice[0]}'; name them differently")
+    return list(zip(names, paths, strict=True))
+
+
+def _begin(
+    config: Any,
+    parent: str | Path | None,
+    data: str,
+    folder: Path,
+    name: str,
+    options: Mapping[str, Any],
+    processes: Processes,
+) -> _Start:
+    """See where a day stands; one that is new is written down, with what its parent is worth."""
     if parent is not None and folder.resolve() == Path(parent).resolve():
         raise RecgradError(
             f"--increment_from '{parent}': a day has a model_dir of its own; give another --model_dir"
@@ -97,55 +205,14 @@ def train_increment(
             f"model_dir '{folder}'{whole_path(folder)}: its run is not made by increments; name another"
         )
     if begun:
-        days, day = begun[:-1], begun[-1]
+        *before, day = begun
         if day.data != data:
             raise RecgradError(f"model_dir '{folder}': is of '{day.data}', not of '{data}'; name another")
-    else:
-        days = [] if parent is None else read_lineage(parent)
-        day = _first_look(config, parent, data, name or _day_name(data), options)
-        _write(folder, [*days, day])
-    if day.step:
-        _log.info("%s: trained already, %d steps", day.day, day.step)
-        return TrainResult(folder, day.step, dict(day.after), 0.0, "", 0)
-    result = (run or train)(
-        config,
-        train_input_path=data,
-        model_dir=folder,
-        # A day that was stopped before its first checkpoint begins anew, in its folder.
-        continue_train=bool(begun),
-        fine_tune_checkpoint=None if resumes else day.parent or None,
-        **options,
-    )
-    if not result.exit_code:
-        done = Day(**{**asdict(day), "after": dict(result.metrics), "step": result.step})
-        _write(folder, [*days, done])
-    return result
-
-
-def train_days(
-    config: Any, *, days: str, model_dir: str | Path, parent: str | Path | None = None, **options: Any
-) -> TrainResult:
-    """Train on each of the paths that a pattern names, in the order of their names, each from the last.
-
-    Day by day `model_dir/NAME` is made. A run that was stopped resumes where it was; days that are finished
-    are left alone, so that the same command trains on what has come since.
-    """
-    paths = sorted(glob.glob(days))
-    if not paths:
-        raise RecgradError(f"--days '{days}': no file or folder has such a name")
-    names = [_day_name(path) for path in paths]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise RecgradError(f"--days '{days}': two days are called '{twice[0]}'; name them differently")
-    result: TrainResult | None = None
-    for name, path in zip(names, paths, strict=True):
-        own = Path(model_dir) / name
-        result = train_increment(config, parent=parent, data=path, model_dir=own, name=name, **options)
-        if result.exit_code:
-            return result
-        parent = own
-    assert result is not None
-    return result
+        return _Start(before, day, True, resumes)
+    days = [] if parent is None else read_lineage(parent)
+    day = _first_look(config, parent, data, name, options, processes)
+    _write(folder, [*days, day])
+    return _Start(days, day, False, False)
 
 
 def result_of(model_dir: str | Path, exit_code: int) -> TrainResult:
@@ -160,14 +227,23 @@ def result_of(model_dir: str | Path, exit_code: int) -> TrainResult:
 
 
 def _first_look(
-    config: Any, parent: str | Path | None, data: str, name: str, options: Mapping[str, Any]
+    config: Any,
+    parent: str | Path | None,
+    data: str,
+    name: str,
+    options: Mapping[str, Any],
+    processes: Processes,
 ) -> Day:
     """What the parent is worth on data that it has not seen."""
     if parent is None:
         return Day(name, data)
-    checkpoint = resolve_checkpoint(parent)
+    processes.doing(f"evaluating what {name} begins from, before training")
+    checkpoint = resolve_checkpoint(parent, processes.doing)
     kept = {key: options[key] for key in ("edit_config_json", "device", "custom_code") if key in options}
-    before = evaluate(config, checkpoint_path=checkpoint, eval_input_path=data, **kept)
+    with measuring_alone():  # the other ranks wait
+        before = evaluate(
+            config, checkpoint_path=checkpoint, eval_input_path=data, doing=processes.doing, **kept
+        )
     step = int(checkpoint.name.rpartition("-")[2])
     told = "  ".join(f"{key} {value:.6f}" for key, value in sorted(before.items()))
     _log.info("%s, before training on it: %s", name, told)

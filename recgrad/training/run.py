@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -155,11 +155,13 @@ def evaluate(
     stop: StopRequest | None = None,
     custom_code: bool = True,
     progress: Progress | None = None,
+    doing: Callable[[str], None] | None = None,
 ) -> dict[str, float]:
     """The metrics of a checkpoint, the newest of the config's model_dir by default.
 
     `device` and `custom_code` are as for `train`. `progress` is called with the number of batches done
-    and of all; without it a line is logged every eval_config.log_step_count_steps batches, if that is set.
+    and of all; without it a line is logged every eval_config.log_step_count_steps batches, if that is set,
+    and `doing` is told of each batch.
 
     Raises:
         InterruptedBySignal: `stop` was asked for.
@@ -188,7 +190,7 @@ def evaluate(
         trained.task,
         loader,
         num_steps=settings.num_steps,
-        progress=progress or log_progress(progress_every(effective)),
+        progress=progress or log_progress(progress_every(effective), doing),
         stop=stop,
         catalogue=catalogue,
     )

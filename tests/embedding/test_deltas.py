@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recgrad.embedding.deltas.changed import ChangedTable
 from recgrad.embedding.deltas.quantizing import dequantize, quantize
 from recgrad.embedding.deltas.reading import Delta, keys_of_delta
 from recgrad.embedding.deltas.record import DeltaError, DeltaRecord, published, read_record
 from recgrad.embedding.deltas.writing import (
     DELETE,
-    ChangedTable,
     await_parts,
     part_path,
     remove_leftovers,
@@ -244,6 +244,67 @@ def test_a_delta_of_two_ranks_has_the_rows_of_both(tmp_path: Path) -> None:
         "d_00000001_step_5.rank_0_of_2.arrow",
         "d_00000001_step_5.rank_1_of_2.arrow",
     ]
+
+
+def columns_of(name: str, first_column: int, keys: list[int], gone: list[int]) -> ChangedTable:
+    """Two columns of a table of four whose values say their key and column."""
+    columns = np.arange(first_column, first_column + 2, dtype=np.float32)
+    weights = 10 * np.array(keys, np.float32)[:, None] + columns
+    return ChangedTable(name, 4, name, np.array(keys), weights, np.array(gone, int), None, first_column)
+
+
+def test_columns_of_several_ranks_become_whole_rows(tmp_path: Path) -> None:
+    record = DeltaRecord("s", 1, "", 5, 0, 0.0, "NONE", id="now")
+    sent = [columns_of("both", 2, [7, 3, 5], [9, 1]), columns_of("theirs", 2, [4], [])]
+    sent += [columns_of("theirs", 0, [4], []), rows_of("whole", 0)]
+    write_part(tmp_path, "d", record, sent, rank=1, ranks=2)
+    written = write_delta(
+        tmp_path,
+        "d",
+        record,
+        [columns_of("both", 0, [3, 5, 7], [1, 9])],
+        {},
+        ranks=2,
+        others=lambda: await_parts(tmp_path, "d", record, 2, 60.0, Event()),
+    )
+    assert {t.name: (t.dim, t.rows, t.gone) for t in written.tables} == {
+        "whole": (2, 3, 1),
+        "both": (4, 3, 2),
+        "theirs": (4, 1, 0),
+    }
+    found = {(part.table, part.op): part for part in Delta(tmp_path, written).parts()}
+    assert found["both", "upsert"].keys.tolist() == [3, 5, 7]
+    weights = found["both", "upsert"].weights
+    assert weights is not None
+    assert weights.tolist() == [[10 * key + column for column in range(4)] for key in (3, 5, 7)]
+    assert found["both", "delete"].keys.tolist() == [1, 9]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "d_00000001_step_5.columns.arrow",
+        "d_00000001_step_5.json",
+        "d_00000001_step_5.npz",
+        "d_00000001_step_5.rank_0_of_2.arrow",
+        "d_00000001_step_5.rank_1_of_2.arrow",
+    ]
+
+
+def test_columns_that_are_damaged_on_their_way_are_refused(tmp_path: Path) -> None:
+    record = DeltaRecord("s", 1, "", 5, 0, 0.0, "NONE", id="now")
+    write_part(tmp_path, "d", record, [columns_of("t", 2, [1], [])], rank=1, ranks=2)
+    (sent,) = tmp_path.glob("*.columns")
+    sent.write_bytes(sent.read_bytes()[:-1])
+    with pytest.raises(DeltaError, match="is damaged"):
+        write_delta(
+            tmp_path,
+            "d",
+            record,
+            [columns_of("t", 0, [1], [])],
+            {},
+            ranks=2,
+            others=lambda: await_parts(tmp_path, "d", record, 2, 60.0, Event()),
+        )
+    assert not published(tmp_path)
+    remove_leftovers(tmp_path, "d")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_run_began_is_removed_and_nothing_else(tmp_path: Path) -> None:

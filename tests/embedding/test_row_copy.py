@@ -94,6 +94,7 @@ def test_a_copy_has_the_rows_of_its_moment_whatever_is_updated_since(
     for _ in range(before):
         trained.step()
     expected, copies = trained.parts(), trained.begin_copies()
+    assert all(table.copying is not None for table in trained.engine.tables.values())
     for _ in range(6):  # new rows come too, so that the index of a compact table is doubled
         trained.step(800)
     assert_same(all_parts(copies), expected)

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 from serving_real import ROW, Serving, write_real_bundle
 
+from recgrad.embedding.deltas.changed import ChangedTable
 from recgrad.embedding.deltas.record import DeltaRecord
-from recgrad.embedding.deltas.writing import ChangedTable, write_delta
+from recgrad.embedding.deltas.writing import write_delta
 from recgrad.serving.following import FollowingScorer
 from recgrad.serving.manifest import read_manifest
 

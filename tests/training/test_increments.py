@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -165,15 +171,6 @@ def test_flags_that_do_not_go_together(
     assert said in capsys.readouterr().err
 
 
-def test_torchrun_does_not_start_days(
-    daily: PipelineConfig, tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
-    save_config(daily, tmp_path / "daily.config")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["train", str(tmp_path / "daily.config"), "--days", "x"]) == 2
-    assert "by --nproc; leave torchrun out" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_days_of_two_processes_each(daily: PipelineConfig, days: Path, tmp_path: Path) -> None:
     pytest.importorskip("torchrec", exc_type=(ImportError, OSError))
@@ -187,6 +184,86 @@ def test_days_of_two_processes_each(daily: PipelineConfig, days: Path, tmp_path:
     assert lineage[1].before
     last = read_checkpoint(tmp_path / "model" / "20261101" / f"model.ckpt-{lineage[1].step}")
     assert len(last.computed_on) == 2
+
+
+class Torchrun:
+    """`torchrun … recgrad train` of two processes of this machine."""
+
+    def __init__(self, config: Path, *flags: str) -> None:
+        line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        line += ["-m", "recgrad", "train", str(config), *flags]
+        self._out = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in wait()
+        self.process = subprocess.Popen(
+            line, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=self._out, stderr=subprocess.STDOUT
+        )
+        self.said = ""
+
+    def wait(self) -> int:
+        """The exit code, once it has ended."""
+        try:
+            return self.process.wait(300)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self._out.seek(0)
+            self.said = self._out.read()
+            self._out.close()
+
+
+def ends_of(model: Path) -> dict[str, Any]:
+    """All bits of the last checkpoint of each day, and what the lineage says but for places."""
+    found: dict[str, Any] = {}
+    for folder in sorted(path.parent for path in model.glob("*/lineage.json")):
+        day = read_lineage(folder)[-1]
+        files = sorted((folder / f"model.ckpt-{day.step}").rglob("*"))
+        bits = {path.name: path.read_bytes() for path in files if path.suffix not in (".json", "")}
+        assert bits
+        found[folder.name] = (day.before, day.after, day.step, day.parent_step, bits)
+    return found
+
+
+@pytest.mark.slow
+def test_torchrun_trains_on_days_as_nproc_does_and_resumes(
+    daily: PipelineConfig, days: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("torchrec", exc_type=(ImportError, OSError))
+    daily.train_config.log_step_count_steps, daily.data_config.batch_size = 1, 16
+    config = tmp_path / "daily.config"
+    save_config(daily, config)
+    flags = ["--days", str(days / "2026110[01].parquet"), "--model_dir"]
+    assert main(["train", str(config), *flags, str(tmp_path / "one"), "--nproc", "2"]) == 0
+    expected = ends_of(tmp_path / "one")
+    assert list(expected) == ["20261100", "20261101"]
+
+    run = Torchrun(config, *flags, str(tmp_path / "two"))
+    events, deadline = tmp_path / "two" / "20261101" / "events.jsonl", time.monotonic() + 200
+    while not (events.exists() and '"kind": "train"' in events.read_text()):
+        assert run.process.poll() is None, run.wait() or run.said
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() != 0, run.said
+    assert "of 20261101; the same command resumes" in run.said
+    assert not read_lineage(tmp_path / "two" / "20261101")[-1].step
+    run = Torchrun(config, *flags, str(tmp_path / "two"))
+    assert run.wait() == 0, run.said
+    assert "20261100: trained already" in run.said
+    assert ends_of(tmp_path / "two") == expected
+
+    again = ["--increment_from", str(tmp_path / "two" / "20261100"), "--model_dir", str(tmp_path / "again")]
+    run = Torchrun(config, *again, "--train_input_path", str(days / "20261101.parquet"))
+    assert run.wait() == 0, run.said
+    assert ends_of(tmp_path)["again"] == expected["20261101"]
+
+
+@pytest.mark.slow
+def test_torchrun_says_once_what_is_wrong_with_days(daily: PipelineConfig, tmp_path: Path) -> None:
+    save_config(daily, tmp_path / "daily.config")
+    run = Torchrun(tmp_path / "daily.config", "--days", "nowhere/*", "--model_dir", str(tmp_path / "model"))
+    assert run.wait() == 1, run.said
+    assert run.said.count("--days 'nowhere/*': no file or folder has such a name") == 1
+    assert "increments.py" not in run.said  # no traceback of ours; torchrun has its own
+    assert not (tmp_path / "model").exists()
 
 
 def test_a_day_needs_a_folder_of_its_own(daily: PipelineConfig, days: Path, tmp_path: Path) -> None:

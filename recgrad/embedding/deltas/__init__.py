@@ -3,7 +3,8 @@
     training  ──▶ TableChanges (embedding/local/changes.py): rows changed, rows gone
                     │
                   writing.py ──▶  PREFIX_00000007_step_700.arrow    rows, in TorchEasyRec's columns and `op`
-                                  (of several ranks a file each, PREFIX_….rank_0_of_2.arrow)
+                                  (of several ranks a file each, PREFIX_….rank_0_of_2.arrow, and one,
+                                  PREFIX_….columns.arrow, of rows of which each rank has some columns)
                                   PREFIX_00000007_step_700.npz      dense weights
                                   PREFIX_00000007_step_700.json     written last: number, parent, checksums
                     │

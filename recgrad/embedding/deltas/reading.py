@@ -44,7 +44,7 @@ class Delta:
 
     def __init__(self, folder: Path, record: DeltaRecord) -> None:
         self.record, self._folder = record, folder
-        content = {name: _read(folder / name, *known) for name, known in record.files.items()}
+        content = {name: read_file(folder / name, *known) for name, known in record.files.items()}
         self._rows = [own for name, own in content.items() if Path(name).suffix == ".arrow"]
         self._dense = next((own for name, own in content.items() if Path(name).suffix == ".npz"), b"")
         self._dims = {table.name: table.dim for table in record.tables}
@@ -93,7 +93,12 @@ def keys_of_delta(folder: Path, record: DeltaRecord) -> dict[str, Array]:
     return {name: np.concatenate(keys) if keys else np.empty(0, np.int64) for name, keys in found.items()}
 
 
-def _read(path: Path, size: int, crc: int) -> bytes:
+def read_file(path: Path, size: int, crc: int) -> bytes:
+    """The content of a file of this size and checksum.
+
+    Raises:
+        DeltaError: it is missing or damaged.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:

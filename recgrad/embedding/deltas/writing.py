@@ -10,40 +10,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from recgrad.embedding.deltas.changed import ChangedTable, join_columns, load_columns, save_columns
 from recgrad.embedding.deltas.quantizing import quantize
+from recgrad.embedding.deltas.reading import read_file
 from recgrad.embedding.deltas.record import DeltaError, DeltaRecord, TableDelta, published, read_record, stem
 from recgrad.errors import system_reason
 
 Array = npt.NDArray[Any]
 _LOOK_SECS = 0.01  # between two looks for what other ranks have written
+COLUMNS = ".columns"
+"""What files end with by which other ranks send the first one columns of rows that nobody has whole."""
 OPS = UPSERT, DELETE, DEFAULT = "upsert", "delete", "default"
-
-
-class ChangedTable(NamedTuple):
-    """What became of a table.
-
-    Attributes:
-        name, dim: of the table.
-        features: that read it.
-        keys: of rows that have changed.
-        weights: their values, float32 [keys, dim].
-        gone: keys without a row.
-        stand_ins: what ids without a row read, [rows, dim]; None where that has not changed.
-    """
-
-    name: str
-    dim: int
-    features: str
-    keys: Array
-    weights: Array
-    gone: Array
-    stand_ins: Array | None
 
 
 def write_delta(
@@ -61,7 +44,7 @@ def write_delta(
     Args:
         folder, prefix: where to, and how files are called.
         record: of the delta, without tables and files.
-        tables: what has changed in this process, the first of `ranks`.
+        tables: what has changed in this process, the first of `ranks`; whole rows, or columns of them.
         dense: weights by name.
         ranks: processes that write rows.
         others: waits for what the other ranks have written (`await_parts`).
@@ -72,10 +55,17 @@ def write_delta(
     name = stem(prefix, record.number, record.step)
     dense_file = f"{name}.npz"
     with _said(folder):
-        own = _write_part(folder, name, record, tables, rank=0, ranks=ranks)
+        own = _write_part(folder, name, record, _whole(tables), rank=0, ranks=ranks)
         dense_size = _write(folder / dense_file, lambda file: np.savez(file, **dense))  # type: ignore[arg-type]
         parts = [own, *(others() if others is not None else ())]
         files = {file: known for part in parts for file, known in part.files.items()}
+        sent = {file: files.pop(file) for file in list(files) if Path(file).suffix == COLUMNS}
+        joined = join_columns([*_columns(tables), *_read_columns(folder, sent)])
+        if joined:
+            parts.append(_write_rows_file(folder, f"{name}{COLUMNS}.arrow", record, joined, (0, ranks)))
+            files |= parts[-1].files
+        for file in sent:
+            (folder / file).unlink()
         whole = replace(record, tables=_joined(parts), files={**files, dense_file: dense_size})
         content = whole.to_bytes()
         _write(folder / f"{name}.json", lambda file: file.write(content))
@@ -92,7 +82,11 @@ def write_part(
     """
     name = stem(prefix, record.number, record.step)
     with _said(folder):
-        part = _write_part(folder, name, record, tables, rank=rank, ranks=ranks)
+        part = _write_part(folder, name, record, _whole(tables), rank=rank, ranks=ranks)
+        if columns := _columns(tables):
+            file = f"{name}.rank_{rank}_of_{ranks}{COLUMNS}"
+            size = _write(folder / file, lambda out: save_columns(out, columns))
+            part = replace(part, files={**part.files, file: size})
         content = part.to_bytes()
         _write(part_path(folder, prefix, record, rank), lambda file: file.write(content))
     return part
@@ -137,7 +131,7 @@ def remove_leftovers(folder: Path, prefix: str) -> None:
     stems = {path.stem for path in published(folder).values()}
     for path in folder.iterdir():
         begun = path.name.startswith(f".{prefix}_") and path.suffix in (".tmp", ".part")
-        orphan = path.name.startswith(f"{prefix}_") and path.suffix in (".arrow", ".npz")
+        orphan = path.name.startswith(f"{prefix}_") and path.suffix in (".arrow", ".npz", COLUMNS)
         if begun or (orphan and path.name.partition(".")[0] not in stems):
             path.unlink(missing_ok=True)
 
@@ -161,7 +155,29 @@ def _write_part(
 ) -> DeltaRecord:
     """Write rows; returns what there is to say of them."""
     file = f"{name}.arrow" if ranks == 1 else f"{name}.rank_{rank}_of_{ranks}.arrow"
-    size = _write(folder / file, lambda out: _write_rows(out, record, tables, (rank, ranks)))
+    return _write_rows_file(folder, file, record, tables, (rank, ranks))
+
+
+def _whole(tables: list[ChangedTable]) -> list[ChangedTable]:
+    return [table for table in tables if table.whole]
+
+
+def _columns(tables: list[ChangedTable]) -> list[ChangedTable]:
+    return [table for table in tables if not table.whole]
+
+
+def _read_columns(folder: Path, files: Mapping[str, tuple[int, int]]) -> list[ChangedTable]:
+    """What other ranks have sent of rows that nobody has whole."""
+    return [
+        piece for file, known in files.items() for piece in load_columns(read_file(folder / file, *known))
+    ]
+
+
+def _write_rows_file(
+    folder: Path, file: str, record: DeltaRecord, tables: list[ChangedTable], rank: tuple[int, int]
+) -> DeltaRecord:
+    """Write whole rows; returns what there is to say of them."""
+    size = _write(folder / file, lambda out: _write_rows(out, record, tables, rank))
     described = tuple(
         TableDelta(
             table.name,

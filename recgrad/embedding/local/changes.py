@@ -6,13 +6,14 @@ A living table also keeps the keys that lost their rows, as they go. Rows that m
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from functools import singledispatch
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from recgrad.embedding.engine import EmbeddingTable
+from recgrad.embedding.engine import EmbeddingTable, TablePiece
 from recgrad.embedding.local.inputs import address_of
 from recgrad.embedding.local.layout import CHANGED
 from recgrad.embedding.local.living import layout as at
@@ -20,7 +21,6 @@ from recgrad.embedding.local.living.index import find
 from recgrad.embedding.local.living.table import LivingTable
 from recgrad.embedding.local.memory import Region
 from recgrad.embedding.local.table import Table
-from recgrad.errors import RecgradError
 from recgrad.kernels import simd
 from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import FIRST, launch
@@ -31,58 +31,64 @@ _PIECE = 8
 
 
 class Changed(NamedTuple):
-    """What became of a table.
+    """What became of a table, or of some columns of it.
 
     Attributes:
         keys: of the rows that have changed: row numbers, or ids of a living table.
-        weights: their values now, float32 [keys, dim].
+        weights: their values now, float32 [keys, columns].
         gone: keys whose rows are as before they were trained, or have no row any more.
         stand_ins: what ids without a row read, [rows, dim], if that changed; else None.
+        first_column: where the columns begin in the whole table.
     """
 
     keys: Array
     weights: Array
     gone: Array
     stand_ins: Array | None
+    first_column: int = 0
 
 
-class TableChanges:
-    """The rows of a table that have changed, as far as this process has to say so.
-
-    Raises:
-        RecgradError: other kernels than ours update it, or its rows are spread by columns.
-    """
-
-    def __init__(self, table: EmbeddingTable) -> None:
-        self.table = table
-        self._logs: list[tuple[int, ChangeLog]] = []
-        for first, piece in table.pieces_here():
-            if not isinstance(piece, Table):
-                raise RecgradError(
-                    f"table '{table.name}': FBGEMM's kernels do not say which rows they change; allow "
-                    "compute_kernels customized_kernel for it, or leave delta_embedding_dump_config out"
-                )
-            self._logs.append((first, ChangeLog(piece)))
+class RowLog(Protocol):
+    """The rows of a table of this process that have changed since the last `take`."""
 
     def mark(self, keys: Array) -> None:
-        """Let rows count as changed, or as gone if they are not there; those of others are passed over."""
-        for first, log in self._logs:
-            inside = (keys >= first) & (keys - first < log.table.spec.num_rows)
-            log.mark(keys[inside] - first)
+        """Let rows count as changed, or as gone if they are not there."""
 
     def take(self) -> Changed:
         """What has changed; from now on it counts as known."""
-        found = [(first, log.take()) for first, log in self._logs]
-        if len(found) == 1:
-            first, one = found[0]
-            return one._replace(keys=one.keys + first, gone=one.gone + first) if first else one
-        nothing = np.empty(0, np.int64)
-        return Changed(
-            np.concatenate([nothing, *(first + own.keys for first, own in found)]),
-            np.concatenate([np.empty((0, self.table.dim), np.float32), *(own.weights for _, own in found)]),
-            np.concatenate([nothing, *(first + own.gone for first, own in found)]),
-            None,
-        )
+
+
+@singledispatch
+def build_log(table: EmbeddingTable) -> RowLog:
+    """What notes the changes of a table from now on; whoever has a further kind of table registers it."""
+    raise TypeError(f"table '{table.name}': nobody says which of its rows change")
+
+
+class TableChanges:
+    """The rows of a table that have changed, as far as this process has to say so."""
+
+    def __init__(self, table: EmbeddingTable) -> None:
+        self.table = table
+        self._logs: list[tuple[TablePiece, RowLog]] = [
+            (piece, build_log(piece.table)) for piece in table.pieces_here()
+        ]
+
+    def mark(self, keys: Array) -> None:
+        """Let rows count as changed, or as gone if they are not there; those of others are passed over."""
+        for piece, log in self._logs:
+            inside = (keys >= piece.first_row) & (keys - piece.first_row < piece.table.spec.num_rows)
+            log.mark(keys[inside] - piece.first_row)
+
+    def take(self) -> list[Changed]:
+        """What has changed, piece by piece; from now on it counts as known."""
+        return [_placed(piece, log.take()) for piece, log in self._logs]
+
+
+def _placed(piece: TablePiece, own: Changed) -> Changed:
+    """A piece's changes under the numbers that the whole table has."""
+    first = piece.first_row
+    own = own._replace(first_column=piece.first_column)
+    return own._replace(keys=own.keys + first, gone=own.gone + first) if first else own
 
 
 class ChangeLog:
@@ -159,6 +165,9 @@ class ChangeLog:
         found, out = np.zeros(1, np.int64), np.empty(slots, np.int64)
         launch(compiled(collect_task), self._region.address, slots, out, found, tasks=1)
         return out[: found[0]].copy()
+
+
+build_log.register(Table, ChangeLog)
 
 
 def find_rows(table: LivingTable, keys: Array) -> Array:

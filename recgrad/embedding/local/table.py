@@ -212,8 +212,6 @@ class Table(EmbeddingTable):
     def begin_copy(self) -> Callable[[], list[TablePart]]:
         """`parts` of this moment: copied by whoever calls it, while training goes on."""
         self.finish_copy()
-        if self.history is not None and self.spec.living is not None:
-            return super().begin_copy()  # a row that leaves its key moves on for nobody
         slots, places = self._places_of_now()
         begun = self.lines.begin_copy(slots, places, self._bits_of_now(slots))
         self._copying = weakref.ref(begun)  # a copy that nobody wants any more ends by that

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
@@ -32,7 +33,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recgrad.embedding.engine import TableEngine
 from recgrad.embedding.sharded.choice import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KernelChoice
 from recgrad.embedding.sharded.fbgemm import RULES, decay_mode, fused_arguments
-from recgrad.embedding.sharded.fused_table import FusedTable
+from recgrad.embedding.sharded.fused_table import CHANGED, FusedTable
 from recgrad.embedding.sharded.kept import (
     Bags,
     Kept,
@@ -69,6 +70,8 @@ class FusedEngine(TableEngine):
         device: where to look up.
     """
 
+    tables: Mapping[str, FusedTable]
+
     def __init__(
         self,
         specs: Sequence[TableSpec],
@@ -104,7 +107,7 @@ class FusedEngine(TableEngine):
             device=device,
         )
         starts = [0, *accumulate(spec.num_rows for spec in specs)]
-        self._touched = torch.zeros(starts[-1], dtype=torch.bool, device=device)
+        self._marks = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
         self._starts = torch.tensor([starts[i] for i in owner], device=device)
         self.tables = self._tables(specs, seed, starts)
         self._anchor = torch.empty(0, requires_grad=True)  # makes outputs part of the autograd graph
@@ -124,7 +127,7 @@ class FusedEngine(TableEngine):
                 seed,
                 weights[i],
                 {name: state.view(spec.num_rows, -1) for name, state in zip(names, states[i])},
-                self._touched[starts[i] : starts[i + 1]],
+                self._marks[starts[i] : starts[i + 1]],
                 self._module.flush,
                 self._module.reset_cache_states,
             )
@@ -243,11 +246,21 @@ class FusedEngine(TableEngine):
             as_made = False
         if not as_made:
             output, _ = self._lookup(bags, settings)
-        torch.autograd.backward(output, gradient.contiguous())
         counts = bags.lengths.view(len(self.layout.tables), -1).sum(1)
+        self._keep_copied(bags, counts)
+        torch.autograd.backward(output, gradient.contiguous())
         starts = self._starts.repeat_interleave(counts, output_size=len(bags.ids))
-        self._touched[bags.ids + starts] = True
+        self._marks[bags.ids + starts] = CHANGED
         self.clear_gradients(names)
+
+    def _keep_copied(self, bags: Bags, counts: Tensor) -> None:
+        """Let tables that a checkpoint is copying put aside the rows that are about to change."""
+        if all(table.copying is None for table in self.tables.values()):
+            return
+        for name, ids in zip(self.layout.tables, bags.ids.split_with_sizes(counts.tolist())):
+            copying = self.tables[name].copying
+            if copying is not None:
+                copying.keep(np.unique(ids.numpy()))
 
 
 class _Keep(torch.autograd.Function):

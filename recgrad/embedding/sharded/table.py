@@ -17,9 +17,16 @@ from torchrec.distributed.embedding_types import ShardedEmbeddingTable
 from torchrec.distributed.types import ShardingType
 
 from recgrad.embedding.check import check_rows
-from recgrad.embedding.engine import EmbeddingTable, TableEngine, TableMemory, TablePart, joined_states
+from recgrad.embedding.engine import (
+    EmbeddingTable,
+    TableEngine,
+    TableMemory,
+    TablePart,
+    TablePiece,
+    joined_states,
+)
 from recgrad.embedding.spec import Shard, TableSpec
-from recgrad.errors import CheckpointError, RecgradError
+from recgrad.errors import CheckpointError
 from recgrad.optim.sparse.history import History
 from recgrad.optim.sparse.tables import SparseEngine
 
@@ -124,14 +131,10 @@ class ShardedTable(EmbeddingTable):
         for shard in self.shards:
             shard.follow(history)
 
-    def pieces_here(self) -> list[tuple[int, EmbeddingTable]]:
+    def pieces_here(self) -> list[TablePiece]:
         """What this rank has to save, and where it begins."""
-        if self.by_columns:
-            raise RecgradError(
-                f"table '{self.name}': its rows are spread by columns, so no rank has one whole; allow "
-                "sharding_types table_wise or row_wise for it"
-            )
-        return [(place_of(shard).first_row, shard) for shard in self.shards if self._saves]
+        places = [(shard, place_of(shard)) for shard in self.shards if self._saves]
+        return [TablePiece(shard, place.first_row, place.first_column) for shard, place in places]
 
     def _width(self, shard: EmbeddingTable, width: int) -> int:
         return shard.spec.dim if width == self.spec.dim else width

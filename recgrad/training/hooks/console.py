@@ -32,10 +32,15 @@ def build_console_sink(
     return ProgressBar() if terminal else PlainLines(evaluation_every)
 
 
-def log_progress(every: int) -> Callable[[int, int | None], None]:
-    """Logs a line about an evaluation that is under way each `every` batches; 0: never."""
+def log_progress(every: int, doing: Callable[[str], None] | None = None) -> Callable[[int, int | None], None]:
+    """Logs a line about an evaluation that is under way each `every` batches; 0: never.
+
+    `doing` is told of each batch: other ranks may wait for this one.
+    """
 
     def progress(done: int, total: int | None) -> None:
+        if doing is not None:
+            doing(f"evaluating batch {_count(done, total)}")
         if every and done % every == 0:
             _log.info("evaluated %s batches", _count(done, total))
 

@@ -12,15 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from recgrad.embedding.deltas.changed import ChangedTable, join_pieces
 from recgrad.embedding.deltas.reading import keys_of_delta
 from recgrad.embedding.deltas.record import DeltaError, DeltaRecord, published, read_record
-from recgrad.embedding.deltas.writing import (
-    ChangedTable,
-    await_parts,
-    remove_leftovers,
-    write_delta,
-    write_part,
-)
+from recgrad.embedding.deltas.writing import await_parts, remove_leftovers, write_delta, write_part
 from recgrad.embedding.local.changes import TableChanges
 from recgrad.models.base import Model
 from recgrad.training.hook import Hook, StepReport
@@ -177,8 +172,9 @@ class DumpDeltas(Hook):
             id=own_id,
         )
         self._model.settle()
-        tables = [self._changed(name, log) for name, log in self._logs.items()]
-        tables = [t for t in tables if len(t.keys) or len(t.gone) or t.stand_ins is not None]
+        tables = join_pieces(
+            [piece for name, log in self._logs.items() for piece in self._changed(name, log)]
+        )
         dense = self._dense()  # on all ranks: averages may have statistics of all ranks' batches
         self._is_main, ranks = processes.is_main, processes.world_size
         place = (self._folder, self._prefix, record)
@@ -192,6 +188,6 @@ class DumpDeltas(Hook):
         state.deltas = {**before, "number": record.number, "id": record.id, "step": state.step}
         self._owes = False
 
-    def _changed(self, name: str, log: TableChanges) -> ChangedTable:
-        changed = log.take()
-        return ChangedTable(name, log.table.spec.dim, self._features.get(name, ""), *changed)
+    def _changed(self, name: str, log: TableChanges) -> list[ChangedTable]:
+        features = self._features.get(name, "")
+        return [ChangedTable(name, log.table.spec.dim, features, *changed) for changed in log.take()]

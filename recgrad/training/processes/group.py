@@ -36,6 +36,10 @@ INTERRUPTED = 130
 TERMINATED = 143
 
 
+_opened: list[Processes] = []
+"""The group of this process, while there is one."""
+
+
 class _Group(Processes):
     """Processes with a process group, a notice board and signs of life."""
 
@@ -230,19 +234,25 @@ def open_processes(
 ) -> Iterator[Processes]:
     """The processes of this run as torchrun's variables tell, guarded; alone without them.
 
-    `device` is what `choose_device` takes.
+    `device` is what `choose_device` takes. Opened once more inside, they are the same: ranks that make
+    several runs one after another meet once, because a store that a rank holds ends with its group.
     """
     environment = read_environment()
     if not environment.distributed:
         yield Processes(environment, choose_device(device, environment))
         return
+    if _opened:
+        yield _opened[-1]
+        return
     group = _Group(environment, timeout_secs)
+    _opened.append(group)
     try:
         with group.guard():
             group.open(device)
             yield group
             group.leave()
     finally:
+        _opened.remove(group)
         group.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recgrad.embedding.build import TableOptimizer
+from recgrad.embedding.local import row_copy
+from recgrad.embedding.local.changes import TableChanges
 from recgrad.embedding.local.engine import LocalEngine
 from recgrad.embedding.sharded.choice import KernelChoice
 from recgrad.embedding.spec import LookupSpec, Shard, TableSpec
@@ -210,7 +213,7 @@ def test_some_tables_are_scaled_dropped_and_updated_alone() -> None:
         own = made.tables[name].weights - before[name][0]
         theirs = plain.tables[name].weights - before[name][0]
         torch.testing.assert_close(own, factor * theirs, rtol=1e-4, atol=1e-6)
-    assert not made.tables["t1"].touched.any()
+    assert not made.tables["t1"].marks.any()
 
 
 def test_infinities_are_seen_by_table() -> None:
@@ -251,3 +254,100 @@ def test_memory_is_that_of_all_rows() -> None:
     table.write(np.array([1, 5]), np.zeros((2, 8)))
     memory = table.memory()
     assert (memory.rows, memory.weight_bytes, memory.state_bytes) == (2, 4 * ROWS * 8, 4 * ROWS * 8)
+
+
+def touched_by(made: FusedEngine, rng: Any) -> dict[str, set[int]]:
+    """Train on a batch; its rows by table."""
+    owners = [f"t{i}" for i, n in enumerate(FEATURES) for _ in range(n)]
+    bags = bags_of(rng)
+    made(bags).sum().backward()
+    update(made, Adagrad)
+    counts = bags.lengths.view(len(owners), -1).sum(1).tolist()
+    rows: dict[str, set[int]] = {name: set() for name in made.tables}
+    for owner, ids in zip(owners, bags.ids.split(counts), strict=True):
+        rows[owner] |= set(ids.tolist())
+    return rows
+
+
+def test_a_log_has_the_rows_of_updates_since_it_was_last_asked() -> None:
+    rng, made = np.random.default_rng(4), engine(Adagrad)
+    touched_by(made, rng)
+    logs = {name: TableChanges(table) for name, table in made.tables.items()}
+    for batches in (1, 3, 0):
+        expected_rows: dict[str, set[int]] = {name: set() for name in logs}
+        for _ in range(batches):
+            for name, rows in touched_by(made, rng).items():
+                expected_rows[name] |= rows
+        made.tables["t0"].write(np.array([0]), made.tables["t0"].weights[:1].numpy())  # no update
+        for name, log in logs.items():
+            (changed,) = log.take()
+            assert changed.keys.tolist() == sorted(expected_rows[name])
+            assert changed.weights.tobytes() == made.tables[name].weights[changed.keys].numpy().tobytes()
+            assert not len(changed.gone)
+
+
+def test_rows_that_a_killed_run_told_of_count_as_changed_or_gone() -> None:
+    made = engine(Adagrad)
+    table = made.tables["t1"]
+    table.write(np.array([2, 5]), np.ones((2, 4)))
+    log = TableChanges(table)
+    log.mark(np.array([5, 6, 1, 6, 99]))
+    (changed,) = log.take()
+    assert changed.keys.tolist() == [5]
+    assert changed.weights.tolist() == [[1.0] * 4]
+    assert changed.gone.tolist() == [1, 6]
+    (again,) = log.take()
+    assert not len(again.keys)
+    assert not len(again.gone)
+
+
+@pytest.mark.parametrize("kind", [SGD, Adagrad, RowWiseAdagrad])
+@pytest.mark.parametrize("sequence", [False, True])
+def test_a_copy_has_the_rows_of_its_moment_whatever_is_updated_since(
+    kind: Any, sequence: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_copy, "PIECE_BYTES", 50)
+    rng, made = np.random.default_rng(7), engine(kind, sequence=sequence)
+
+    def train(passes: int) -> None:
+        for _ in range(passes):
+            made(bags_of(rng)).sum().backward()
+        update(made, kind)
+
+    def parts() -> list[Any]:
+        return [part for table in made.tables.values() for part in table.parts()]
+
+    train(1)
+    for steps in range(4):
+        expected_parts = parts()
+        copies = [table.begin_copy() for table in made.tables.values()]
+        assert all(table.copying is not None for table in made.tables.values())
+        for step in range(steps):
+            train(1 + step % 2)  # two passes are summed before they are applied
+        if steps == 3:  # who writes otherwise waits for the copy
+            for table in made.tables.values():
+                table.write(np.arange(ROWS), np.full((ROWS, table.spec.dim), 7.0))
+        found = [part for copy in copies for part in copy()]
+        assert all(table.copying is None for table in made.tables.values())
+        for one, other in zip(found, expected_parts, strict=True):
+            np.testing.assert_array_equal(one.row_ids, other.row_ids)
+            assert one.weights.tobytes() == other.weights.tobytes()
+            assert one.states.keys() == other.states.keys()
+            for name, state in one.states.items():
+                assert state.tobytes() == other.states[name].tobytes(), name
+
+
+def test_updates_while_another_thread_copies() -> None:
+    rng, made = np.random.default_rng(8), engine(Adagrad)
+    for _ in range(100):
+        expected_parts = [part for table in made.tables.values() for part in table.parts()]
+        copies = [table.begin_copy() for table in made.tables.values()]
+        with ThreadPoolExecutor(1) as pool:
+            copying = pool.submit(lambda given=copies: [part for copy in given for part in copy()])
+            while not copying.done():
+                made(bags_of(rng)).sum().backward()
+                update(made, Adagrad)
+        for one, other in zip(copying.result(), expected_parts, strict=True):
+            assert one.row_ids.tobytes() == other.row_ids.tobytes()
+            assert one.weights.tobytes() == other.weights.tobytes()
+            assert one.states["sum"].tobytes() == other.states["sum"].tobytes()
