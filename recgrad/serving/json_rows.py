@@ -181,6 +181,7 @@ class BodyReader:
     def arrays(self, read: Cells) -> Columns:
         """The cells as Arrow arrays, sharing their memory."""
         data, rows, cells, stops, states = read.text, read.size, read.values, read.ends, read.valid
+        assert data is not None
         present = list(read.present)
         nulls_of, _ = kernel.tally(states, np.array(present), rows)
         whole = pa.py_buffer(cells)
