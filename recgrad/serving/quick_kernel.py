@@ -39,9 +39,8 @@ SIGNATURE = types.void(types.int64, types.int64)
     STATES,
     FOUND_AT,  # int64 [bodies, FOUND]
     LIMITS,  # int64 [columns, 2]: smallest and largest integer
-    RESULT,  # int64: rows of all bodies, −1 if one must be read in another way; whether there are bytes over 127
+    RESULT,  # int64 [2]: rows of all bodies, −1 if one must be read in another way; HAS_HIGH or 0
 ) = range(15)
-ARGUMENTS = 15
 
 
 @njit(nogil=True)
