@@ -144,9 +144,12 @@ class Batcher(Generic[W, A]):
         It must be where there are other clients, whose requests may come together with this one, or where
         it takes long.
         """
-        if self.clients > 1 or self._fresh or self._queued or self._seconds(waiting.rows) > INLINE_S:
-            return None
-        return self._answers([waiting])[0]
+        return self._answers([waiting])[0] if self.is_free_for(waiting.rows) else None
+
+    def is_free_for(self, rows: int) -> bool:
+        """Whether a request is alone, so that it may be answered at once if it has so many rows."""
+        alone = self.clients <= 1 and not self._fresh and not self._queued
+        return alone and self._seconds(rows) <= INLINE_S
 
     def forget_late(self) -> None:
         """Answer requests whose deadline has passed; called now and then."""
@@ -231,11 +234,14 @@ class Batcher(Generic[W, A]):
             logger.exception("a batch could not be scored")
             answers = [self._late] * len(batch)
         seconds = time.monotonic() - started
-        rows = sum(waiting.rows for waiting in batch)
+        self.scored(seconds, len(batch), sum(waiting.rows for waiting in batch))
+        return answers
+
+    def scored(self, seconds: float, requests: int, rows: int) -> None:
+        """Learn from a batch what rows take."""
         took = seconds / (rows + CALL_ROWS)
         self._row_s += (0.5 if took > self._row_s else 0.05) * (took - self._row_s)
-        self._metrics.scored(seconds, len(batch), rows)
-        return answers
+        self._metrics.scored(seconds, requests, rows)
 
 
 def parts(batch: Sequence[W], rows: int) -> Iterator[list[W]]:

@@ -266,6 +266,41 @@ def _skip(text: Any, at: Any, end: Any) -> Any:
 
 
 @cached_njit(nogil=True)
+def _rows(
+    text: Any, at: Any, end: Any, row: Any, max_rows: Any, names: Any, offsets: Any, kinds: Any, shape: Any,
+    glue: Any, cells: Any, stops: Any, states: Any, room: Any, found: Any,
+) -> Any:  # fmt: skip
+    """Read the list of rows at `at`; returns the place after it, a code, and how many there are."""
+    rows = 0
+    at = _space(text, at + 1, end)
+    while at < end and load_u8(text + at) != _CLOSE_LIST:
+        if rows:
+            if load_u8(text + at) != _COMMA:
+                return at, ODD, rows
+            at = _space(text, at + 1, end)
+        if at >= end or load_u8(text + at) != _OPEN or rows >= max_rows or row + rows >= room:
+            return at, ODD, rows
+        at, code, high = _row(
+            text, at, end, row + rows, names, offsets, kinds, shape, glue, cells, stops, states, room
+        )
+        found[HIGH] |= high
+        if code != READ:
+            return at, (ODD if rows else code), rows
+        rows += 1
+        at = _space(text, at, end)
+    return at + 1, (READ if at < end else ODD), rows
+
+
+@cached_njit(nogil=True)
+def _on_bad_row(text: Any, at: Any, end: Any) -> Any:
+    """The place after what is asked for bad rows, −1 for an odd one, and whether it is nulls."""
+    after = _word(text, at, end, b'"null"')
+    if after >= 0:
+        return after, 1
+    return _word(text, at, end, b'"error"'), 0
+
+
+@cached_njit(nogil=True)
 def read_body(
     text: Any, at: Any, end: Any, row: Any, max_rows: Any, names: Any, offsets: Any, kinds: Any, shape: Any,
     glue: Any, cells: Any, stops: Any, states: Any, room: Any, found: Any,
@@ -299,26 +334,13 @@ def read_body(
         if is_items or (size == 4 and _word(text, key, close, b"rows") >= 0):
             if rows >= 0 or load_u8(text + at) != _OPEN_LIST:
                 return ODD
-            rows, items = 0, is_items
-            at = _space(text, at + 1, end)
-            while at < end and load_u8(text + at) != _CLOSE_LIST:
-                if rows:
-                    if load_u8(text + at) != _COMMA:
-                        return ODD
-                    at = _space(text, at + 1, end)
-                if at >= end or load_u8(text + at) != _OPEN or rows >= max_rows or row + rows >= room:
-                    return ODD
-                at, code, high = _row(
-                    text, at, end, row + rows, names, offsets, kinds, shape, glue, cells, stops, states, room
-                )
-                found[HIGH] |= high
-                if code != READ:
-                    return ODD if rows else code
-                rows += 1
-                at = _space(text, at, end)
-            if at >= end:
-                return ODD
-            at += 1
+            items = is_items
+            at, code, rows = _rows(
+                text, at, end, row, max_rows, names, offsets, kinds, shape, glue, cells, stops, states, room,
+                found,
+            )  # fmt: skip
+            if code != READ:
+                return code
         elif size == 4 and _word(text, key, close, b"user") >= 0:
             if found[USER_END] or load_u8(text + at) != _OPEN:
                 return ODD
@@ -328,13 +350,8 @@ def read_body(
                 return ODD
             found[USER_END] = at
         elif size == 10 and _word(text, key, close, b"on_bad_row") >= 0:
-            if _word(text, at, end, b'"null"') >= 0:
-                found[NULLS] = 1
-                at += 6
-            elif _word(text, at, end, b'"error"') >= 0:
-                found[NULLS] = 0
-                at += 7
-            else:
+            at, found[NULLS] = _on_bad_row(text, at, end)
+            if at < 0:
                 return ODD
         else:
             return ODD
@@ -386,40 +403,3 @@ def read_bodies(
         elif row == 0:
             shape[0] = -1  # it was the shape of a body that is not read
     return row
-
-
-@cached_njit(nogil=True)
-def tally(states: Any, columns: Any, rows: Any) -> Any:
-    """The nulls of each column, and the floats of all that are left to another reader."""
-    nulls = np.zeros(len(columns), np.int64)
-    hard = 0
-    for at in range(len(columns)):
-        for row in range(rows):
-            nulls[at] += states[columns[at], row] == NULL
-            hard += states[columns[at], row] == HARD
-    return nulls, hard
-
-
-@cached_njit(nogil=True)
-def gather_texts(text: Any, columns: Any, rows: Any, cells: Any, stops: Any, offsets: Any) -> Any:
-    """The bytes of text columns, one column after another.
-
-    offsets: int32 [columns, rows + 1], takes where each text begins within its column. A null has none.
-    """
-    total = 0
-    for at in range(len(columns)):
-        column = columns[at]
-        size = 0
-        offsets[at, 0] = 0
-        for row in range(rows):
-            size += stops[column, row] - cells[column, row]
-            offsets[at, row + 1] = size
-        total += size
-    data = np.empty(total, np.uint8)
-    place = 0
-    for column in columns:
-        for row in range(rows):
-            for at in range(cells[column, row], stops[column, row]):
-                data[place] = text[at]
-                place += 1
-    return data

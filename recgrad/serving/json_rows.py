@@ -16,6 +16,7 @@ import pyarrow as pa
 from recgrad.data.arrow_columns import dtype_of
 from recgrad.data.plain import layout
 from recgrad.data.plain.encoder import Cells
+from recgrad.serving import cells_kernel
 from recgrad.serving import json_kernel as kernel
 from recgrad.serving.columns import Columns
 
@@ -181,8 +182,9 @@ class BodyReader:
     def arrays(self, read: Cells) -> Columns:
         """The cells as Arrow arrays, sharing their memory."""
         data, rows, cells, stops, states = read.text, read.size, read.values, read.ends, read.valid
+        assert data is not None
         present = list(read.present)
-        nulls_of, _ = kernel.tally(states, np.array(present), rows)
+        nulls_of, _ = cells_kernel.tally(states, np.array(present), rows)
         whole = pa.py_buffer(cells)
         width = 8 * cells.shape[1]
         texts = [c for c in present if self.kinds[c] == kernel.TEXT]
@@ -225,7 +227,7 @@ def _narrow(values: Any, kind: pa.DataType) -> pa.Buffer:
 
 def _text_buffers(data: Any, texts: list[int], rows: int, cells: Any, stops: Any) -> dict[int, Any]:
     offsets = np.empty((len(texts), rows + 1), np.int32)
-    content = pa.py_buffer(kernel.gather_texts(data, np.array(texts), rows, cells, stops, offsets))
+    content = pa.py_buffer(cells_kernel.gather_texts(data, np.array(texts), rows, cells, stops, offsets))
     found, begin = {}, 0
     for at, column in enumerate(texts):
         size = int(offsets[at, rows])
@@ -247,7 +249,7 @@ def _read_hard(data: Any, present: list[int], rows: int, cells: Any, stops: Any,
     np.cumsum(ends - begins, out=offsets[1:])
     one = np.zeros(1, np.int64)
     own = np.empty((1, len(begins) + 1), np.int32)
-    content = kernel.gather_texts(data, one, len(begins), begins[None, :], ends[None, :], own)
+    content = cells_kernel.gather_texts(data, one, len(begins), begins[None, :], ends[None, :], own)
     texts = pa.Array.from_buffers(
         pa.string(), len(begins), [None, pa.py_buffer(own[0]), pa.py_buffer(content)]
     )

@@ -1,14 +1,16 @@
 """The way of most requests: plain JSON rows, few enough, scored in memory that was laid out before.
 
-Bodies are copied to where they always lie, and three calls of C follow: JSON to cells, cells to ids and
-numbers, ids to vectors; then the program. Whatever is not plain is left to the ways that take everything.
+Three calls of C make of JSON cells, of cells ids and numbers, of ids vectors, where these always lie; then
+comes the program. Whatever is not plain is left to the ways that take everything.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -29,8 +31,6 @@ MAX_BODIES = 256
 MAX_SIZES = 64
 """Numbers of rows for which scoring is kept prepared."""
 
-_LINE = 8 * kernel.FOUND
-
 
 class QuickScorer:
     """Scores plain bodies of all columns that the model reads.
@@ -44,31 +44,28 @@ class QuickScorer:
         self._scorer = scorer
         self._lock = threading.Lock()
         count = len(reader.kinds)
-        self._text = np.zeros(MAX_BYTES, np.uint8)
         self._ends = np.zeros(MAX_BODIES, np.int64)
         self._found = np.zeros((MAX_BODIES, kernel.FOUND), np.int64)
-        self._shape = np.zeros(count + 1, np.int64)
-        self._result = np.zeros(1, np.int64)
+        shape, result = np.zeros(count + 1, np.int64), np.zeros(2, np.int64)
         room = MAX_ROWS + 1
         values, ends = np.zeros((count, room), np.int64), np.zeros((count, room), np.int64)
         states = np.zeros((count, room), np.uint8)
         every = tuple(range(count))
-        self._cells = Cells(1, reader.names, reader.layout, every, values, ends, states, self._text)
+        self._cells = Cells(1, reader.names, reader.layout, every, values, ends, states, None)
         self._buffers = scorer.buffers(self._cells)
         self._prepared: dict[int, Callable[[], Scores | None]] = {}
         arrays: tuple[npt.NDArray[Any], ...] = (
-            self._text, self._ends, reader.name_bytes, reader.name_offsets, reader.kinds, self._shape,
-            values, ends, states, self._found, reader.limits, self._result,
+            self._ends, reader.name_bytes, reader.name_offsets, reader.kinds, shape,
+            values, ends, states, self._found, reader.limits, result,
         )  # fmt: skip
-        self._block = np.array([0, 0, 0, count, room, 0, *map(address_of, arrays)], np.int64)
-        self._kept = arrays
-        self._kernel = compiled(quick_kernel.read_cells).ctypes
-        self._address = address_of(self._block)
+        block = np.array([0, count, room, 0, *map(address_of, arrays)], np.int64)
+        self._kept = block, arrays
+        self._code = compiled(quick_kernel.read_cells, quick_kernel.SIGNATURE)
+        # Given bytes, ctypes passes their address.
+        self._kernel = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_char_p)(self._code.address)
+        self._address = address_of(block)
         # Python reads and writes single numbers of these, which NumPy is slow at.
-        self._arguments, self._bytes = self._block.data, self._text.data
-        self._end_of, self._rows_of = self._ends.data, self._result.data
-        self._columns = self._shape.data
-        self._count = count
+        self._arguments, self._end_of, self._result = block.data, self._ends.data, result.data
 
     @classmethod
     def of(cls, scorer: Scorer, reader: BodyReader) -> QuickScorer | None:
@@ -87,7 +84,9 @@ class QuickScorer:
         if len(bodies) > MAX_BODIES or not self._lock.acquire(blocking=False):
             return None
         try:
-            rows = self._read(bodies, max_rows)
+            # Cells refer to the text until the rows are encoded.
+            text = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+            rows = self._read(text, bodies, max_rows)
             run = None if rows < 1 else self._of_size(rows)
             scores = None if run is None else run()
             if scores is None:
@@ -96,29 +95,20 @@ class QuickScorer:
         finally:
             self._lock.release()
 
-    def _read(self, bodies: Sequence[bytes], max_rows: int) -> int:
-        """Read bodies into the cells; returns the number of rows, −1 where it cannot be done here."""
-        end = 0
-        for at, body in enumerate(bodies):
-            begin, end = end, end + len(body)
-            if end > MAX_BYTES:
-                return -1
-            self._bytes[begin:end] = body
+    def _read(self, text: bytes, bodies: Sequence[bytes], max_rows: int) -> int:
+        """Read bodies, which `text` has one after another; returns the number of rows, −1 for another way."""
+        if len(text) > MAX_BYTES:
+            return -1
+        for at, end in enumerate(accumulate(map(len, bodies))):
             self._end_of[at] = end
         arguments = self._arguments
         arguments[quick_kernel.BODIES], arguments[quick_kernel.MAX_ROWS] = len(bodies), max_rows
-        self._kernel(self._address)
-        rows: int = self._rows_of[0]
-        if rows < 1 or self._columns[0] != self._count:
-            return -1
-        more = self._found[: len(bodies), kernel.USER :]
-        if more.any():
-            # A user, and floats of many digits, are read in other ways; nulls for bad rows are rare.
-            if more[:, : kernel.HIGH - kernel.USER].any() or (more[:, -1] & kernel.HAS_HARD).any():
-                return -1
+        self._kernel(self._address, text)
+        rows, high = self._result
+        if rows > 0 and high:
             for body in bodies:
                 body.decode()  # texts beyond ASCII must be UTF-8
-        return rows
+        return int(rows)
 
     def _of_size(self, rows: int) -> Callable[[], Scores | None] | None:
         known = self._prepared.get(rows)

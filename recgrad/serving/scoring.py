@@ -40,6 +40,7 @@ class Body:
         decode: reads it; may raise a RequestError.
         query: it has a query, which `decode` knows.
         about: about how many rows it has, and no fewer; 0 if nobody has looked.
+        quick: the quick way has not refused it.
 
     Attributes:
         rows: how many there are, when it is read.
@@ -53,10 +54,12 @@ class Body:
         *,
         query: bool = False,
         about: int = 0,
+        quick: bool = True,
     ) -> None:
         self.data = data
         self.kind = kind
         self.plain = bool(data) and not query and plain_kind(kind) in JSON_KINDS
+        self.quick = self.plain and quick
         self.decode = decode
         self.about = about or brackets(data)
         self.rows = 0
@@ -111,7 +114,7 @@ def _score_quickly(
     quick = served.quick
     if quick is None or served.stores:
         return list(range(len(bodies)))
-    left = [at for at, body in enumerate(bodies) if not body.plain]
+    left = [at for at, body in enumerate(bodies) if not body.quick]
     for group in _quick_groups(bodies):
         try:
             found = quick.score([bodies[at].data for at in group], max_rows)
@@ -135,11 +138,11 @@ def _score_quickly(
 
 
 def _quick_groups(bodies: Sequence[Body]) -> Iterator[list[int]]:
-    """The numbers of plain bodies, as many at a time as are scored quickly together."""
+    """The numbers of bodies for the quick way, as many at a time as are scored together."""
     group: list[int] = []
     rows = size = 0
     for at, body in enumerate(bodies):
-        if not body.plain:
+        if not body.quick:
             continue
         more, bytes_ = body.about, len(body.data)
         if group and (rows + more > MAX_ROWS or size + bytes_ > MAX_BYTES or len(group) == MAX_BODIES):

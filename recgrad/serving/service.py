@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from recgrad.serving.answers import ARROW, JSON, Answer, RequestError
+from recgrad.serving.answers import ARROW, JSON, Answer, RequestError, Scored
 from recgrad.serving.batcher import Batcher, Waiting
 from recgrad.serving.holder import ModelHolder
 from recgrad.serving.json_rows import brackets
 from recgrad.serving.metrics import Metrics
+from recgrad.serving.quick import MAX_ROWS
 from recgrad.serving.recommending import IndexHolder
 from recgrad.serving.requests import JSON_KINDS, ScoreRequest, decode, plain_kind
 from recgrad.serving.scoring import Body, Result, score_bodies
@@ -22,6 +23,7 @@ from recgrad.serving.settings import ServerSettings
 T = TypeVar("T")
 
 ARROW_ROW_BYTES = 128
+_NO_WISH = ("", "*/*", JSON)  # what a client accepts that sent JSON and takes it back
 LATE = RequestError(504, "the request waited longer than --timeout_s; send fewer at a time, or add workers")
 
 
@@ -99,10 +101,21 @@ class Service:
 
     def score(self, request: HttpRequest) -> Answer | asyncio.Future[Answer]:
         """The scores of a request: at once, or computed together with others."""
+        quick = request.kind == JSON and request.accept in _NO_WISH and not request.query
+        quick = quick and self.batcher.is_free_for(MAX_ROWS)
+        if quick:
+            at_once = self._answer_quickly(request.body)
+            if at_once is not None:
+                return at_once
         deadline = request.started + self.settings.timeout_s
         rows = about_rows(request)
         body = Body(
-            request.body, request.kind, lambda: self.decode(request), query=bool(request.query), about=rows
+            request.body,
+            request.kind,
+            lambda: self.decode(request),
+            query=bool(request.query),
+            about=rows,
+            quick=not quick,
         )
         asked = Asked(
             self.loop.create_future(), len(request.body), deadline, body, answer_kind(request), rows=rows
@@ -112,6 +125,24 @@ class Service:
             return answer
         self.batcher.submit(asked)
         return asked.future
+
+    def _answer_quickly(self, body: bytes) -> Answer | None:
+        """The answer to a plain request that is alone, by the shortest way; None if it needs another."""
+        served = self.holder.current
+        if served.quick is None or served.stores:
+            return None
+        started = now()
+        try:
+            found = served.quick.score((body,), self.settings.max_rows)
+        except Exception:  # the other ways have the words for it
+            return None
+        if found is None:
+            return None
+        scores, (rows,) = found
+        answer = Scored(scores, served.version).answer(JSON)
+        self.metrics.count("recgrad_rows_total", rows)
+        self.batcher.scored(now() - started, 1, rows)
+        return answer
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """A function on a thread beside the scoring one: for what is rare and takes longer.

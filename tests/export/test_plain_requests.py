@@ -1,7 +1,9 @@
 """A model of plain features alone: requests as JSON, and of a user with items, score as tables do."""
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -11,12 +13,15 @@ from google.protobuf import text_format
 from recgrad.config import PipelineConfig
 from recgrad.data.features.build import features_of
 from recgrad.export.bundle import write_bundle
-from recgrad.serving.answers import RequestError
+from recgrad.serving.answers import Answer, RequestError
+from recgrad.serving.metrics import Metrics
 from recgrad.serving.quick import MAX_ROWS
 from recgrad.serving.requests import decode
 from recgrad.serving.scorer import Scorer
 from recgrad.serving.scoring import Body, score_bodies
 from recgrad.serving.served import Served
+from recgrad.serving.service import HttpRequest, Service, now
+from recgrad.serving.settings import ServerSettings
 from recgrad.training.assembly import build_task
 from recgrad.training.run import Trained
 
@@ -200,3 +205,44 @@ def test_many_rows_of_several_bodies_are_scored_some_at_a_time(served: Served) -
         wanted = served.scorer.score(pa.Table.from_pylist(part, served.scorer.schema))["probs"]
         np.testing.assert_allclose(result.scores["probs"], wanted, rtol=0, atol=1e-6)
     assert [one.rows for at, one in enumerate(bodies) if at != 3] == counts
+
+
+def test_a_plain_request_that_is_alone_is_answered_at_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.new_event_loop()
+    metrics = Metrics(None, ["/v1/score"])
+    holder = SimpleNamespace(current=served, row_s=0.0)
+    service = Service(ServerSettings(bundle="b"), holder, metrics, loop)  # type: ignore[arg-type]
+    quick = served.quick
+    assert quick is not None
+    asked: list[int] = []
+    score = quick.score
+
+    def counted(bodies: list[bytes], max_rows: int) -> object:
+        asked.append(len(bodies))
+        return score(bodies, max_rows)
+
+    monkeypatch.setattr(quick, "score", counted)
+
+    def answer(content: object, query: str = "") -> object:
+        request = HttpRequest(body(content).data, "application/json", "*/*", query, now())
+        found = service.score(request)
+        return json.loads(found.body) if isinstance(found, Answer) else found
+
+    plain = plain_rows(20)
+    wanted = served.scorer.score(pa.Table.from_pylist(plain, served.scorer.schema))["probs"]
+    found = answer({"rows": plain})
+    np.testing.assert_allclose(found["scores"]["probs"], wanted, rtol=0, atol=1e-6)
+    assert metrics.total("recgrad_rows_total") == 20
+    assert asked == [1]
+    # What the quick way refuses it is not asked again.
+    found = answer({"rows": plain, "on_bad_row": "null"})
+    np.testing.assert_allclose(found["scores"]["probs"], wanted, rtol=0, atol=1e-6)
+    assert asked == [1, 1]
+    assert "outside num_buckets" in answer({"rows": [{**plain[0], "a": 50}]})["error"]["message"]
+    assert asked == [1, 1, 1]
+    assert "only on_bad_row is known" in answer({"rows": plain}, "x=1")["error"]["message"]
+    service.batcher.clients = 2
+    assert isinstance(answer({"rows": plain}), asyncio.Future), "others may come"
+    loop.close()

@@ -11,7 +11,8 @@ import pytest
 from recgrad.errors import RecgradError
 from recgrad.retrieval.approximate import Settings
 from recgrad.retrieval.lists import Found, ItemSets
-from recgrad.serving.index import Index, View, build_index
+from recgrad.serving.index import Index, build_index
+from recgrad.serving.index_view import View
 
 ITEMS, DIM = 600, 12
 
@@ -126,7 +127,7 @@ def test_interests_count_by_the_nearest(tmp_path: Path) -> None:
 
 def test_k_above_the_catalogue_gives_all_items(tmp_path: Path) -> None:
     index = build_index(tmp_path / "index", items(5), draw(5, DIM), id_field="id")
-    found = View(index, None).search(draw(2, DIM), 9)
+    found = View(index.segments, index.similarity, None).search(draw(2, DIM), 9)
     assert (found.items >= 0).sum(1).tolist() == [5, 5]
 
 

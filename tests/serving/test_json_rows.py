@@ -206,13 +206,15 @@ NUMBER = st.one_of(
 @given(st.lists(NUMBER, min_size=1, max_size=8))
 @example(["-0", "-0.0", "0e5", "1e308", "1.7976931348623157e308", "5e-324", "2.2250738585072014e-308"])
 @example(["9007199254740993", "9007199254740993.0", "0.1", "123456789012345678", "1e22", "1e23"])
+@example(["9007199254740993"])
 @example(["0.021381940692663193", "4503599627370496.5", "4503599627370497.5", "9007199254740991.5"])
 @example(["1.00000000000000011", "0.99999999999999995", "1.1102230246251565e-5", "0.000000000000000000001"])
 def test_numbers_are_read_to_the_last_bit(texts: list[str]) -> None:
     data = b'{"rows": [' + b",".join(b'{"x": ' + text.encode() + b"}" for text in texts) + b"]}"
     groups, others = READER.read([data], 100)
     if others:  # integers that a float does not hold
-        assert any(abs(float(text)) > 2**53 or math.isinf(float(text)) for text in texts)
+        exact = [int(text) if text.lstrip("-").isdigit() else float(text) for text in texts]
+        assert any(abs(value) > 2**53 for value in exact)
         return
     found = groups[0].columns["x"].to_numpy()
     for text, value in zip(texts, found.tolist(), strict=True):

@@ -88,7 +88,7 @@ class Cells:
         values: 64 bits [columns, rows and more]: integers, floats, or where texts begin.
         ends: int64, likewise: where texts end.
         valid: uint8, likewise: 0 for a null.
-        text: bytes that texts lie in.
+        text: bytes that texts lie in; None where texts begin and end at addresses of memory.
     """
 
     size: int
@@ -98,7 +98,7 @@ class Cells:
     values: npt.NDArray[Any]
     ends: npt.NDArray[Any]
     valid: npt.NDArray[Any]
-    text: npt.NDArray[np.uint8]
+    text: npt.NDArray[np.uint8] | None
 
     def is_like(self, other: Cells) -> bool:
         """Whether the columns of others, of the same reader, are the same."""
@@ -309,7 +309,7 @@ def _columns_of(cells: Cells, places: _Places) -> Ints:
     first, step = np.zeros((2, at.COLUMN_COLUMNS), np.int64)
     for place, array in ((at.VALUES, cells.values), (at.ENDS, cells.ends), (at.VALID, cells.valid)):
         first[place], step[place] = _address(array), array.strides[0]
-    first[at.VALID_BYTES], first[at.DATA] = 1, _address(cells.text)
+    first[at.VALID_BYTES], first[at.DATA] = 1, 0 if cells.text is None else _address(cells.text)
     columns: Ints = first + step * places.lines[:, at.CHILD, None]
     return columns
 
