@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from typing import Any
 
@@ -58,6 +59,11 @@ class IndexItems(Command):
             "--table", metavar="NAME", help="the table in that database (default: recgrad_items)"
         )
         parser.add_argument("--kind", choices=("exact", "hnsw", "ivf", "ivfpq"), help="(default: exact)")
+        parser.add_argument(
+            "--boost",
+            metavar="COLUMN=WEIGHT",
+            help="add WEIGHT · log(1 + COLUMN) to the similarities of items, such as visits=0.03",
+        )
         parser.add_argument("--index-type", choices=tuple(_TYPES), help="TorchEasyRec's name of a kind")
         parser.add_argument(
             "--update", action="store_true", help="add these items to INDEX, or change them there"
@@ -86,6 +92,8 @@ class IndexItems(Command):
         kind, similarity = _kind(args)
         embedder = None if args.model is None else open_model(args)
         if args.update:
+            if args.boost:
+                raise RecgradError("index: --update keeps the boost of the index; leave --boost out")
             old = open_index(args.out, args.table)
             if embedder is not None:
                 old.check_model(embedder)
@@ -105,6 +113,7 @@ class IndexItems(Command):
             vectors,
             id_field=args.id_field,
             similarity=similarity or model_similarity,
+            boost=_boost(args, table),
             kind=kind,
             settings=settings,
             golden=golden,
@@ -125,12 +134,33 @@ def _write_to_database(
 
     if kind != "exact":
         raise RecgradError(f"index: search in PostgreSQL is exact, got kind {kind}; leave --kind out")
+    if args.boost:
+        raise RecgradError("index: a table in PostgreSQL has no boost; leave --boost out, or take a folder")
     name, field = args.table or TABLE, args.id_field
     index = write_postgres(
         args.out, table, vectors, id_field=field, similarity=similarity, golden=golden, name=name
     )
     say(f"{len(index):,} items of {vectors.shape[1]} dims in {index.path}")
     return 0
+
+
+def _boost(args: argparse.Namespace, table: Any) -> Any:
+    """What --boost adds, or None."""
+    from recgrad.retrieval.boost import Boost
+
+    if args.boost is None:
+        return None
+    field, _, text = args.boost.rpartition("=")
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = math.nan
+    if not field or not math.isfinite(weight) or weight == 0:
+        raise RecgradError(f"index: --boost is COLUMN=WEIGHT, such as visits=0.03, got {args.boost!r}")
+    if field not in table.column_names:
+        names = ", ".join(table.column_names)
+        raise RecgradError(f"index: --boost names column '{field}', which the items have not (have: {names})")
+    return Boost(field, weight)
 
 
 def _kind(args: argparse.Namespace) -> tuple[str, str]:
@@ -213,7 +243,7 @@ def _update(index: Any, table: Any, vectors: Any) -> int:
 def _remove(args: argparse.Namespace, index: Any) -> int:
     from recgrad.data.readers.tables import open_table, read_column
 
-    if args.update or args.items or args.embedding_input_path:
+    if args.update or args.items or args.embedding_input_path or args.boost:
         raise RecgradError("index: --remove goes alone with --out; add or change items by another command")
     ids = read_column(open_table(args.remove), args.id_field)
     gone = index.remove(ids)
@@ -232,7 +262,11 @@ def _recall(index: Any, vectors: Any, k: int) -> str:
     chosen = np.random.default_rng(0).permutation(len(vectors))[:_SAMPLE]
     k = min(k, len(index))
     queries = vectors[np.sort(chosen)]
-    exact = index.segments[0].packed.search(query_side(queries, index.similarity), k).items
+    exact = (
+        index.segments[0]
+        .packed.search(query_side(queries, index.similarity, index.boost is not None), k)
+        .items
+    )
     found = index.view().search(queries, k).items
     shared = sum(len(np.intersect1d(a, b)) for a, b in zip(exact, found))
     share = shared / exact.size
