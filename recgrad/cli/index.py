@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from typing import Any
 
@@ -59,6 +60,11 @@ class IndexItems(Command):
             "--table", metavar="NAME", help="the table in that database (default: recgrad_items)"
         )
         parser.add_argument("--kind", choices=("exact", "hnsw", "ivf", "ivfpq"), help="(default: exact)")
+        parser.add_argument(
+            "--boost",
+            metavar="COLUMN=WEIGHT",
+            help="add WEIGHT · log(1 + COLUMN) to the similarities of items, such as visits=0.03",
+        )
         parser.add_argument("--index-type", choices=tuple(_TYPES), help="TorchEasyRec's name of a kind")
         parser.add_argument(
             "--update", action="store_true", help="add these items to INDEX, or change them there"
@@ -87,6 +93,8 @@ class IndexItems(Command):
         kind, similarity = _kind(args)
         embedder = None if args.model is None else open_model(args)
         if args.update:
+            if args.boost:
+                raise RecgradError("index: --update keeps the boost of the index; leave --boost out")
             old = open_index(args.out, args.table)
             if embedder is not None:
                 old.check_model(embedder)
@@ -106,6 +114,7 @@ class IndexItems(Command):
             vectors,
             id_field=args.id_field,
             similarity=similarity or model_similarity,
+            boost=_boost(args, table),
             kind=kind,
             settings=settings,
             golden=golden,
@@ -115,8 +124,11 @@ class IndexItems(Command):
         size = f"{len(index):,} items of {index.dim} dims, {kind}"
         say(f"{size}, built in {seconds:.2f} s, {index.bytes:,} bytes in {args.out}")
         if kind != "exact":
-            packed, view = index.segments[0].packed, index.view()
-            say(_recall(lambda q, k: view.search(q, k).items, packed, index.similarity, vectors, args.k))
+            from recgrad.retrieval.similarity import query_side
+
+            packed, view, boosted = index.segments[0].packed, index.view(), index.boost is not None
+            exact = lambda q, k: packed.search(query_side(q, index.similarity, boosted), k).items  # noqa: E731
+            say(_recall(lambda q, k: view.search(q, k).items, exact, vectors, args.k))
         return 0
 
 
@@ -124,9 +136,11 @@ def _write_to_database(
     args: argparse.Namespace, kind: str, table: Any, vectors: Any, similarity: str, golden: Any
 ) -> int:
     from recgrad.retrieval.exact import PackedVectors
-    from recgrad.retrieval.similarity import item_side
+    from recgrad.retrieval.similarity import item_side, query_side
     from recgrad.serving.postgres import TABLE, write_postgres
 
+    if args.boost:
+        raise RecgradError("index: a table in PostgreSQL has no boost; leave --boost out, or take a folder")
     began = time.perf_counter()
     index = write_postgres(
         args.out,
@@ -145,8 +159,28 @@ def _write_to_database(
     if kind != "exact":
         packed, view = PackedVectors(item_side(vectors, similarity)), index.view()
         search = lambda q, k: index.places(view.search(q, k).items)  # noqa: E731
-        say(_recall(search, packed, similarity, vectors, args.k, _DATABASE_SAMPLE))
+        exact = lambda q, k: packed.search(query_side(q, similarity), k).items  # noqa: E731
+        say(_recall(search, exact, vectors, args.k, _DATABASE_SAMPLE))
     return 0
+
+
+def _boost(args: argparse.Namespace, table: Any) -> Any:
+    """What --boost adds, or None."""
+    from recgrad.retrieval.boost import Boost
+
+    if args.boost is None:
+        return None
+    field, _, text = args.boost.rpartition("=")
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = math.nan
+    if not field or not math.isfinite(weight) or weight == 0:
+        raise RecgradError(f"index: --boost is COLUMN=WEIGHT, such as visits=0.03, got {args.boost!r}")
+    if field not in table.column_names:
+        names = ", ".join(table.column_names)
+        raise RecgradError(f"index: --boost names column '{field}', which the items have not (have: {names})")
+    return Boost(field, weight)
 
 
 def _kind(args: argparse.Namespace) -> tuple[str, str]:
@@ -229,7 +263,7 @@ def _update(index: Any, table: Any, vectors: Any) -> int:
 def _remove(args: argparse.Namespace, index: Any) -> int:
     from recgrad.data.readers.tables import open_table, read_column
 
-    if args.update or args.items or args.embedding_input_path:
+    if args.update or args.items or args.embedding_input_path or args.boost:
         raise RecgradError("index: --remove goes alone with --out; add or change items by another command")
     ids = read_column(open_table(args.remove), args.id_field)
     gone = index.remove(ids)
@@ -239,16 +273,14 @@ def _remove(args: argparse.Namespace, index: Any) -> int:
     return 0
 
 
-def _recall(search: Any, packed: Any, similarity: str, vectors: Any, k: int, sample: int = _SAMPLE) -> str:
-    """The share of the exact best k that `search(queries, k)` finds, with items as queries."""
+def _recall(search: Any, exact: Any, vectors: Any, k: int, sample: int = _SAMPLE) -> str:
+    """The share of what `exact(queries, k)` finds that `search` finds too, with items as queries."""
     import numpy as np
-
-    from recgrad.retrieval.similarity import query_side
 
     chosen = np.random.default_rng(0).permutation(len(vectors))[:sample]
     k = min(k, len(vectors))
     queries = vectors[np.sort(chosen)]
-    exact = packed.search(query_side(queries, similarity), k).items
-    shared = sum(len(np.intersect1d(a, b)) for a, b in zip(exact, search(queries, k)))
-    share = shared / exact.size
+    best = exact(queries, k)
+    shared = sum(len(np.intersect1d(a, b)) for a, b in zip(best, search(queries, k)))
+    share = shared / best.size
     return f"recall@{k} against exact search: {share:.4f} (vectors of {len(queries):,} items as queries)"

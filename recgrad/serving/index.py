@@ -31,10 +31,11 @@ import pyarrow.parquet as pq
 from recgrad.data.ids import KnownIds, plain_ids
 from recgrad.errors import RecgradError, whole_path
 from recgrad.retrieval.approximate import KINDS, ApproximateIndex, Settings
+from recgrad.retrieval.boost import NOT_EUCLID, Boost
 from recgrad.retrieval.exact import PackedVectors
 from recgrad.retrieval.filters import Filter
 from recgrad.retrieval.lists import Array, Bools, Floats, Ints
-from recgrad.retrieval.similarity import item_side
+from recgrad.retrieval.similarity import EUCLID, item_side
 from recgrad.serving.by_vectors import ByVectors
 from recgrad.serving.index_view import Segment, View
 
@@ -55,6 +56,7 @@ class Index(ByVectors):
         manifest: what manifest.json says.
         segments: in order.
         similarity: of the model.
+        boost: what is added to the similarities, if anything is.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -63,6 +65,8 @@ class Index(ByVectors):
         self.kind: str = self.manifest["kind"]
         self.settings = Settings(**self.manifest["settings"])
         self.similarity: str = self.manifest["similarity"]
+        boost = self.manifest.get("boost")
+        self.boost = None if boost is None else Boost(**boost)
         names = self.manifest["segments"]
         self.segments = [Segment.read(self.path / name, self.kind, self.settings) for name in names]
         self.table = pa.concat_tables([segment.table for segment in self.segments], promote_options="default")
@@ -110,7 +114,8 @@ class Index(ByVectors):
         allowed = self.live
         if condition is not None:
             allowed = allowed & Filter(condition).mask(self.table)
-        return View(self.segments, self.similarity, None if allowed.all() else allowed)
+        allowed_here = None if allowed.all() else allowed
+        return View(self.segments, self.similarity, allowed_here, boosted=self.boost is not None)
 
     def check_model(self, embedder: Any) -> None:
         """Raise unless a model gives the items the vectors that they have here."""
@@ -131,7 +136,8 @@ class Index(ByVectors):
         old = self.numbers(plain_ids(table.column(self.id_field), "items"))
         _check_columns(self, table)
         name = f"segment-{len(self.manifest['segments']) + 1}"
-        _write_segment(self.path / name, table.select(self.table.column_names), vectors, self.similarity)
+        columns = table.select(self.table.column_names)
+        _write_segment(self.path / name, columns, vectors, self.similarity, self.boost)
         self._replace([*self.manifest["segments"], name], old[old >= 0])
 
     def remove(self, ids: pa.Array) -> int:
@@ -176,6 +182,7 @@ def build_index(
     *,
     id_field: str,
     similarity: str = "INNER_PRODUCT",
+    boost: Boost | None = None,
     kind: str = EXACT,
     settings: Settings | None = None,
     golden: pa.Table | None = None,
@@ -189,6 +196,7 @@ def build_index(
         vectors: [items, dim], as the item tower gives them.
         id_field: the column of ids, each once.
         similarity: of the model.
+        boost: what is added to the similarities, of a column of the table.
         kind: exact, or of KINDS.
         settings: of kinds other than exact.
         golden: some rows of the item tower with their vectors in the column VECTOR.
@@ -199,13 +207,15 @@ def build_index(
         raise RecgradError(f"index: no kind '{kind}' (there are: {', '.join((EXACT, *KINDS))})")
     if path.exists() and not (path / MANIFEST).exists() and (not path.is_dir() or any(path.iterdir())):
         raise RecgradError(f"index: '{path}'{whole_path(path)} is there and no index; choose another path")
+    if boost is not None and similarity == EUCLID:
+        raise RecgradError(f"index: a boost {NOT_EUCLID}")
     KnownIds(table.column(id_field), f"items: column '{id_field}'")
     vectors = _checked(vectors, table, id_field)
     settings = settings or Settings()
     partial = path.with_name(path.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    searched = _write_segment(partial / "segment-1", table, vectors, similarity)
+    searched = _write_segment(partial / "segment-1", table, vectors, similarity, boost)
     if kind != EXACT:
         ApproximateIndex.build(searched, kind, settings).write(str(partial / "segment-1" / "faiss.index"))
     if golden is not None:
@@ -215,6 +225,7 @@ def build_index(
         "kind": kind,
         "settings": asdict(settings),
         "similarity": similarity,
+        "boost": None if boost is None else asdict(boost),
         "dim": vectors.shape[1],
         "id_field": id_field,
         "segments": ["segment-1"],
@@ -234,11 +245,14 @@ def build_index(
     return Index(path)
 
 
-def _write_segment(folder: Path, table: pa.Table, vectors: Floats, similarity: str) -> Floats:
+def _write_segment(
+    folder: Path, table: pa.Table, vectors: Floats, similarity: str, boost: Boost | None
+) -> Floats:
     """Write items; returns their vectors as they are searched."""
+    boosts = None if boost is None else boost.values(table.column(boost.field), "items")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    searched = item_side(vectors, similarity)
+    searched = item_side(vectors, similarity, boosts)
     np.save(folder / "panels.npy", PackedVectors(searched).panels)
     pq.write_table(table, folder / "items.parquet")
     return searched

@@ -15,7 +15,7 @@ from recgrad.retrieval.approximate import ApproximateIndex, Settings
 from recgrad.retrieval.exact import PackedVectors
 from recgrad.retrieval.interests import best_of_pairs, search_interests
 from recgrad.retrieval.lists import Array, Bools, Floats, Found, Ints, ItemSets
-from recgrad.retrieval.similarity import query_side, similarities
+from recgrad.retrieval.similarity import EUCLID, query_side, similarities
 
 GATHERED = 0.5  # a filter that leaves less than this share is searched in a copy of what it leaves
 FEW = 32  # queries for which no copy is made
@@ -52,10 +52,13 @@ class View:
         segments: of the index.
         similarity: of the model.
         allowed: bool [items]; None for all.
+        boosted: whether something is added to the similarities of items.
     """
 
-    def __init__(self, segments: Sequence[Segment], similarity: str, allowed: Bools | None) -> None:
-        self.similarity, self.allowed = similarity, allowed
+    def __init__(
+        self, segments: Sequence[Segment], similarity: str, allowed: Bools | None, *, boosted: bool = False
+    ) -> None:
+        self.similarity, self.allowed, self.boosted = similarity, allowed, boosted
         starts = np.cumsum([0, *(segment.table.num_rows for segment in segments)])
         self.count = int(starts[-1] if allowed is None else allowed.sum())
         self._parts = [
@@ -74,9 +77,9 @@ class View:
             k: how many.
             banned: numbers of items that each query must not find.
         """
-        asked = query_side(vectors, self.similarity)
+        asked = query_side(vectors, self.similarity, self.boosted)
         found = search_interests(lambda rows, sets: self._search(rows, k, sets), asked, banned)
-        if self.similarity == "EUCLID" and vectors.ndim == 2:
+        if self.similarity == EUCLID and vectors.ndim == 2:
             return similarities(found, vectors, self.similarity)
         return found
 

@@ -76,14 +76,15 @@ class CatalogueEvaluation:
         """
         stop = stop or StopRequest()
         data, queries = self.data, self.data.queries
-        packed = PackedVectors(item_side(self._item_vectors(stop), self._model.similarity))
+        similarity, boosted = self._model.similarity, data.boosts is not None
+        packed = PackedVectors(item_side(self._item_vectors(stop), similarity, data.boosts))
         measures = self._measures()
         begin, end = self._share(len(queries.rows))
         tower = TowerEncoder(self._model, self._features, "user")
         for vectors in self._embed(tower, data.rows, queries.rows[begin:end], len(queries.rows), stop):
             last = begin + len(vectors)
             if last > begin:
-                found = self._lists(packed, query_side(vectors, self._model.similarity), begin, last)
+                found = self._lists(packed, query_side(vectors, similarity, boosted), begin, last)
                 measures.update(found.items, queries.relevant.rows(begin, last), queries.missing[begin:last])
             begin = last
         if self._processes.distributed:
@@ -200,6 +201,9 @@ class CatalogueEvaluation:
         if queries.candidates is not None:
             parts.append(f"candidates given, {len(queries.candidates.items) / len(queries.rows):,.1f} each")
         parts.append("seen items left out" if queries.seen is not None else "seen items not masked")
+        boost = self._config.eval_config.catalogue.boost
+        if boost.field:
+            parts.append(f"{boost.log_weight:g} · log(1 + {boost.field}) added to similarities")
         if measures.without:
             parts.append(f"{measures.without:,} {what} without an item to find left out")
         if measures.missing:

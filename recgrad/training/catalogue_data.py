@@ -21,7 +21,8 @@ from recgrad.data.readers.kafka import refuse_topics
 from recgrad.data.readers.reader import Reader
 from recgrad.data.readers.tables import open_table, read_column, read_table
 from recgrad.errors import DataError
-from recgrad.retrieval.lists import ItemSets
+from recgrad.retrieval.boost import Boost
+from recgrad.retrieval.lists import Floats, ItemSets
 
 Ints = npt.NDArray[np.int64]
 
@@ -56,6 +57,7 @@ class CatalogueData:
         rows: the evaluation data.
         known: ids of the catalogue.
         interactions: how often each item occurs in the data that say what users have seen.
+        boosts: what is added to the similarities of each item; None for nothing.
         queries: what is asked.
     """
 
@@ -63,6 +65,7 @@ class CatalogueData:
     rows: Reader
     known: KnownIds
     interactions: Ints
+    boosts: Floats | None
     queries: Queries = field(repr=False)
 
 
@@ -79,7 +82,15 @@ def read_catalogue(config: PipelineConfig) -> CatalogueData:
     rows = open_reader(config.eval_input_path, data)
     seen_path = settings.seen_input_path or config.train_input_path
     pairs = _read_seen(seen_path, settings, data, known, own=not settings.seen_input_path)
-    return CatalogueData(items, rows, known, pairs.counts, _read_queries(rows, settings, known, pairs))
+    queries = _read_queries(rows, settings, known, pairs)
+    return CatalogueData(items, rows, known, pairs.counts, _read_boosts(items, settings), queries)
+
+
+def _read_boosts(items: Reader, settings: CatalogueEval) -> Floats | None:
+    if not settings.HasField("boost"):
+        return None
+    boost = Boost(settings.boost.field, settings.boost.log_weight)
+    return boost.values(read_column(items, boost.field), settings.item_input_path)
 
 
 @dataclass(frozen=True)

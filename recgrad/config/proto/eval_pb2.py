@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frecgrad/config/proto/eval.proto\x12\x07recgrad\"\x84\x01\n\nEvalConfig\x12\x11\n\tnum_steps\x18\x01 \x01(\r\x12 \n\x14log_step_count_steps\x18\x02 \x01(\r:\x02\x31\x30\x12\x15\n\ruse_dense_ema\x18\x03 \x01(\x08\x12*\n\tcatalogue\x18\xe0\x08 \x01(\x0b\x32\x16.recgrad.CatalogueEval\"\xf6\x01\n\rCatalogueEval\x12\x17\n\x0fitem_input_path\x18\x01 \x01(\t\x12\x15\n\ritem_id_field\x18\x02 \x01(\t\x12\x15\n\ruser_id_field\x18\x03 \x01(\t\x12\r\n\x05top_k\x18\x04 \x03(\r\x12\x16\n\x0erelevant_field\x18\x05 \x01(\t\x12\x17\n\x0fseen_input_path\x18\x06 \x01(\t\x12\x12\n\nseen_field\x18\x07 \x01(\t\x12\x17\n\tmask_seen\x18\x08 \x01(\x08:\x04true\x12\x18\n\x10\x63\x61ndidates_field\x18\t \x01(\t\x12\x17\n\x0cid_delimiter\x18\n \x01(\t:\x01,')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frecgrad/config/proto/eval.proto\x12\x07recgrad\"\x84\x01\n\nEvalConfig\x12\x11\n\tnum_steps\x18\x01 \x01(\r\x12 \n\x14log_step_count_steps\x18\x02 \x01(\r:\x02\x31\x30\x12\x15\n\ruse_dense_ema\x18\x03 \x01(\x08\x12*\n\tcatalogue\x18\xe0\x08 \x01(\x0b\x32\x16.recgrad.CatalogueEval\"\x99\x02\n\rCatalogueEval\x12\x17\n\x0fitem_input_path\x18\x01 \x01(\t\x12\x15\n\ritem_id_field\x18\x02 \x01(\t\x12\x15\n\ruser_id_field\x18\x03 \x01(\t\x12\r\n\x05top_k\x18\x04 \x03(\r\x12\x16\n\x0erelevant_field\x18\x05 \x01(\t\x12\x17\n\x0fseen_input_path\x18\x06 \x01(\t\x12\x12\n\nseen_field\x18\x07 \x01(\t\x12\x17\n\tmask_seen\x18\x08 \x01(\x08:\x04true\x12\x18\n\x10\x63\x61ndidates_field\x18\t \x01(\t\x12\x17\n\x0cid_delimiter\x18\n \x01(\t:\x01,\x12!\n\x05\x62oost\x18\x0b \x01(\x0b\x32\x12.recgrad.ItemBoost\".\n\tItemBoost\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x12\n\nlog_weight\x18\x02 \x01(\x02')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,5 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EVALCONFIG']._serialized_start=45
   _globals['_EVALCONFIG']._serialized_end=177
   _globals['_CATALOGUEEVAL']._serialized_start=180
-  _globals['_CATALOGUEEVAL']._serialized_end=426
+  _globals['_CATALOGUEEVAL']._serialized_end=461
+  _globals['_ITEMBOOST']._serialized_start=463
+  _globals['_ITEMBOOST']._serialized_end=509
 # @@protoc_insertion_point(module_scope)

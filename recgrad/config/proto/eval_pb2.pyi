@@ -67,6 +67,7 @@ class CatalogueEval(message.Message):
     MASK_SEEN_FIELD_NUMBER: builtins.int
     CANDIDATES_FIELD_FIELD_NUMBER: builtins.int
     ID_DELIMITER_FIELD_NUMBER: builtins.int
+    BOOST_FIELD_NUMBER: builtins.int
     item_input_path: builtins.str
     """Files with every item once: its id and the columns of the item tower."""
     item_id_field: builtins.str
@@ -89,6 +90,10 @@ class CatalogueEval(message.Message):
     def top_k(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
         """Lengths of lists to measure; 20 if unset."""
 
+    @builtins.property
+    def boost(self) -> ItemBoost:
+        """What raises items in all lists."""
+
     def __init__(
         self,
         *,
@@ -102,9 +107,34 @@ class CatalogueEval(message.Message):
         mask_seen: builtins.bool | None = ...,
         candidates_field: builtins.str | None = ...,
         id_delimiter: builtins.str | None = ...,
+        boost: ItemBoost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["candidates_field", b"candidates_field", "id_delimiter", b"id_delimiter", "item_id_field", b"item_id_field", "item_input_path", b"item_input_path", "mask_seen", b"mask_seen", "relevant_field", b"relevant_field", "seen_field", b"seen_field", "seen_input_path", b"seen_input_path", "user_id_field", b"user_id_field"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["boost", b"boost", "candidates_field", b"candidates_field", "id_delimiter", b"id_delimiter", "item_id_field", b"item_id_field", "item_input_path", b"item_input_path", "mask_seen", b"mask_seen", "relevant_field", b"relevant_field", "seen_field", b"seen_field", "seen_input_path", b"seen_input_path", "user_id_field", b"user_id_field"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["candidates_field", b"candidates_field", "id_delimiter", b"id_delimiter", "item_id_field", b"item_id_field", "item_input_path", b"item_input_path", "mask_seen", b"mask_seen", "relevant_field", b"relevant_field", "seen_field", b"seen_field", "seen_input_path", b"seen_input_path", "top_k", b"top_k", "user_id_field", b"user_id_field"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["boost", b"boost", "candidates_field", b"candidates_field", "id_delimiter", b"id_delimiter", "item_id_field", b"item_id_field", "item_input_path", b"item_input_path", "mask_seen", b"mask_seen", "relevant_field", b"relevant_field", "seen_field", b"seen_field", "seen_input_path", b"seen_input_path", "top_k", b"top_k", "user_id_field", b"user_id_field"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ItemBoost(message.Message):
+    """log_weight · log(1 + the item's number) is added to the similarity of each item when ranking."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FIELD_FIELD_NUMBER: builtins.int
+    LOG_WEIGHT_FIELD_NUMBER: builtins.int
+    field: builtins.str
+    """The items' column of numbers, such as how often each was bought."""
+    log_weight: builtins.float
+    """In units of the similarity, before a temperature divides it."""
+    def __init__(
+        self,
+        *,
+        field: builtins.str | None = ...,
+        log_weight: builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["field", b"field", "log_weight", b"log_weight"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["field", b"field", "log_weight", b"log_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
