@@ -2,7 +2,6 @@
 
 python examples/gowalla.py SOURCE TARGET
 
-visits.parquet                a row for each place of each user, as item_id, with others of hers as visited
 train.parquet, test.parquet   a row a user: user_id, visited (in training), item_id (in training, or to find)
 pairs.parquet                 a few rows a user: one of her places as item_id, the others as visited
 users.parquet, items.parquet  every user with visited, every place with its visits
@@ -45,23 +44,6 @@ def a_row_a_user(users: list[int], visited: Places, wanted: Places) -> pa.Table:
     )
 
 
-def visits_of(users: list[int], visited: Places, rng: np.random.Generator) -> pa.Table:
-    """Each place of each user with a history of others; with itself in it, little would be learned."""
-    names, items, sizes, histories = [], [], [], []
-    for user in users:
-        order = rng.permutation(visited[user])
-        size = min(len(order) - 1, LONGEST)
-        places = np.arange(len(order))[:, None] + 1 + np.arange(size)  # those that follow it, in a ring
-        names.append(np.full(len(order), user))
-        items.append(order)
-        sizes.append(np.full(len(order), size))
-        histories.append(order[places % len(order)].reshape(-1))
-    starts = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
-    lists = pa.ListArray.from_arrays(pa.array(starts, pa.int32()), pa.array(np.concatenate(histories)))
-    table = pa.table({"user_id": np.concatenate(names), "visited": lists, "item_id": np.concatenate(items)})
-    return table.take(pa.array(rng.permutation(table.num_rows)))
-
-
 def pairs(users: list[int], visited: Places, rng: np.random.Generator) -> pa.Table:
     """Some places of each user, each with a history of others."""
     rows: list[tuple[int, list[int], int]] = []
@@ -88,7 +70,6 @@ def main(source: str, target: str) -> None:
         "train": a_row_a_user(learned, train, train),
         "test": a_row_a_user(list(test), train, test),
         "pairs": pairs(learned, train, rng),
-        "visits": visits_of(learned, train, rng),
         "users": a_row_a_user(list(test), train, test).select(["user_id", "visited"]),
         "items": pa.table({"item_id": np.arange(size), "visits": visits}),
     }
