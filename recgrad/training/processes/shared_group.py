@@ -31,6 +31,29 @@ _REDUCTIONS: tuple[tuple[Any, Callable[..., Tensor]], ...] = (
 # Its stubs know ways to call its methods that torch.distributed has left.
 _Group: Any = dist.ProcessGroup
 
+_BY_GLOO = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single_coalesced",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "monitored_barrier",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+"""Collectives that are rare: the default group has them."""
+
 
 class SharedWork(dist.Work):
     """Tensors on their way; `wait` is to be called."""
@@ -58,7 +81,12 @@ class SharedWork(dist.Work):
 
 
 class SharedMemoryGroup(_Group):  # type: ignore[misc]
-    """The ranks of one machine: what the step of a run needs goes by rings, all else by gloo."""
+    """The ranks of one machine: what the step of a run needs goes by rings, all else by gloo.
+
+    Every collective must be a method of this class. What torch finds none for, it looks for here with the
+    lock of the interpreter in its hands, and keeps that while it waits for a lock of gloo's, whose holder may
+    wait for the interpreter: then the process stands still for good.
+    """
 
     def __init__(self, rings: Rings) -> None:
         super().__init__(rings.rank, rings.ranks)
@@ -138,6 +166,17 @@ class SharedMemoryGroup(_Group):  # type: ignore[misc]
         assert own is not None
         kept.copy_(own)  # while the others read what was posted
         return SharedWork(self.rings, transfer, (outputs, inputs), finish)
+
+
+def _by_gloo(name: str) -> Callable[..., Any]:
+    def collective(self: SharedMemoryGroup, *args: Any, **options: Any) -> Any:
+        return getattr(dist.group.WORLD, name)(*args, **options)
+
+    return collective
+
+
+for _name in _BY_GLOO:
+    setattr(SharedMemoryGroup, _name, _by_gloo(_name))
 
 
 def _shares(tensor: Tensor, rows: Sequence[int], group: dist.ProcessGroup) -> list[Tensor]:

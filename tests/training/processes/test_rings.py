@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable
 
 import pytest
+import torch.distributed as dist
+
+from recgrad.training.processes.shared_group import SharedMemoryGroup
 
 RunRanks = Callable[..., list[tuple[int, str]]]
 Said = Callable[[str], tuple[str, bool, str]]
@@ -89,6 +93,33 @@ finish(work, timeout_secs=60)
 """
     results = run_ranks(SMALL + program, 3)
     assert [code for code, _ in results] == [0] * 3, results
+
+
+def test_no_collective_is_looked_for_by_torch_itself() -> None:
+    known = {
+        name
+        for name in dir(dist.ProcessGroup)
+        if re.match(r"_?(all|broad|gather|scatter|reduce|recv|send|barr|mon)", name)
+    }
+    assert "broadcast" in known
+    assert known <= vars(SharedMemoryGroup).keys()
+
+
+def test_objects_are_sent_any_number_of_times(run_ranks: RunRanks) -> None:
+    """Where torch looked for `broadcast` by itself, a few thousand of them made a process stand still."""
+    program = """
+import torch.distributed as dist
+
+def work(p):
+    assert p.group is not None
+    for i in range(8000):
+        found = [(p.rank, i)]
+        dist.broadcast_object_list(found, 0, group=p.group)
+        assert found == [(0, i)]
+finish(work, timeout_secs=100)
+"""
+    results = run_ranks(program, 2)
+    assert [code for code, _ in results] == [0, 0], results
 
 
 @pytest.mark.parametrize("reason", ["machines", "memory", "another's"])
