@@ -126,7 +126,7 @@ finish(work, timeout_secs=100)
 def test_ranks_that_cannot_share_memory_use_gloo_and_say_why(run_ranks: RunRanks, reason: str) -> None:
     program = f"""
 import logging
-logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout, force=True)
 from recgrad.training.processes import processes as module, rings
 rank = os.environ["RANK"]
 if {reason == "machines"}:
