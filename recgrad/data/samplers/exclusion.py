@@ -7,9 +7,12 @@ import numpy.typing as npt
 
 from recgrad.data.samplers.item_side import Own
 from recgrad.kernels import cached_njit
+from recgrad.kernels.simd import LINE, address, prefetch
 
 Ints = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int32]
+Bits = npt.NDArray[np.uint64]
+AHEAD = 8  # rows whose items are asked for before they are needed
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -24,9 +27,9 @@ def excluded_pairs(drawn: Ints, *sets: Own, diagonal: bool = True) -> Ints:
     order = np.argsort(drawn, kind="stable")
     known = drawn[order]
     slots, shift = _slots(known)
-    pairs: list[Ints] = [
-        _pairs(known, order, slots, shift, own.keys, own.starts, own.stops, diagonal) for own in sets
-    ]
+    bits, bit_shift = _bits(known)
+    at = (known, order, slots, shift, bits, bit_shift)
+    pairs: list[Ints] = [_pairs(*at, own.keys, own.starts, own.stops, diagonal) for own in sets]
     return pairs[0] if len(pairs) == 1 else np.concatenate(pairs)
 
 
@@ -36,6 +39,8 @@ def _pairs(
     order: Ints,
     slots: Slots,
     shift: np.uint64,
+    bits: Bits,
+    bit_shift: np.uint64,
     items: Ints,
     starts: Ints,
     stops: Ints,
@@ -46,14 +51,20 @@ def _pairs(
         most = max(most, stops[row] - starts[row])
     likely = np.empty(most + 1, np.int64)
     found = np.empty((64, 2), np.int64)
-    count = 0
+    count, base = 0, address(items)
     for row in range(len(starts)):
+        if row + AHEAD < len(starts):
+            begin = base + 8 * starts[row + AHEAD]
+            for line in range(begin, min(base + 8 * stops[row + AHEAD], begin + 8 * LINE), LINE):
+                prefetch(line)
         # Most items are not drawn. Those that may be are collected without a branch, which would be guessed
         # wrongly too often.
-        size = 0
-        for at in range(starts[row], stops[row]):
-            likely[size] = items[at]
-            size += slots[(np.uint64(items[at]) * _MULTIPLIER) >> shift] >= 0
+        size = np.uint64(0)
+        for at in range(np.uint64(starts[row]), np.uint64(stops[row])):
+            key = items[at]
+            likely[size] = key
+            bit = (np.uint64(key) * _MULTIPLIER) >> bit_shift
+            size += (bits[bit >> np.uint64(6)] >> (bit & np.uint64(63))) & np.uint64(1)
         for key in likely[:size]:
             place = _first(key, known, slots, shift)
             while 0 <= place < len(known) and known[place] == key:
@@ -70,13 +81,33 @@ def _pairs(
 
 
 @cached_njit(nogil=True)
+def _bits(known: Ints) -> tuple[Bits, np.uint64]:
+    """A bit for each hash, set where a key has it; and the shift of hashes.
+
+    One bit in 128 is set, so that few keys that are not there meet one, as far as the bits stay in the
+    innermost cache; else one in 16.
+    """
+    width = 12
+    while (1 << width) < 128 * len(known) and width < 17:
+        width += 1
+    while (1 << width) < 16 * len(known):
+        width += 1
+    shift = np.uint64(64 - width)
+    bits = np.zeros(1 << (width - 6), np.uint64)
+    for key in known:
+        bit = (np.uint64(key) * _MULTIPLIER) >> shift
+        bits[bit >> np.uint64(6)] |= np.uint64(1) << (bit & np.uint64(63))
+    return bits, shift
+
+
+@cached_njit(nogil=True)
 def _slots(known: Ints) -> tuple[Slots, np.uint64]:
     """The first place of each key of a sorted array by its hash, −1 in free slots; and the shift of hashes.
 
-    At most a slot in 16 is taken, so that few keys that are not there meet one.
+    At most a slot in 4 is taken.
     """
     bits = 8
-    while (1 << bits) < 16 * len(known):
+    while (1 << bits) < 4 * len(known):
         bits += 1
     shift, last = np.uint64(64 - bits), (1 << bits) - 1
     slots = np.full(1 << bits, -1, np.int32)
