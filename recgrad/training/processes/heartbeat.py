@@ -180,7 +180,7 @@ def is_gone(beat: Beat) -> bool | None:
 def _frame_of(thread: int) -> FrameType | None:
     """The frame that a thread is in.
 
-    Python up to 3.12 may collect garbage in the midst of looking, while it holds the lock of its list of
+    Python up to 3.11 may collect garbage in the midst of looking, while it holds the lock of its list of
     threads: a finalizer that lets another thread run then stops both for good, if that one starts a thread.
     """
     collects = gc.isenabled()
