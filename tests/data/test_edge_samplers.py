@@ -154,10 +154,11 @@ def test_excluded_pairs_are_those_of_a_plain_search(drawn, rows, diagonal):
     assert found[:, 0].tolist() == sorted(found[:, 0].tolist())
 
 
-def test_excluded_pairs_of_many_draws():
+@pytest.mark.parametrize("apart", [1, 10**12], ids=["near", "far"])
+def test_excluded_pairs_of_many_draws(apart):
     rng = np.random.default_rng(0)
-    drawn = rng.integers(0, 3000, 2000)
-    one, other = rng.integers(0, 3000, 50), rng.integers(0, 3000, 400)
+    drawn = apart * rng.integers(0, 3000, 2000)
+    one, other = apart * rng.integers(0, 3000, 50), apart * rng.integers(-100, 3100, 400)
     every = np.arange(50)
     sets = Own(one, every, every + 1), Own(other, 8 * every, 8 * every + 8)
     found = excluded_pairs(drawn, *sets)

@@ -15,6 +15,7 @@ from recgrad.data.arrow_columns import one_chunk
 from recgrad.data.samplers.mapped import array_of, mapped_table
 from recgrad.data.samplers.tables import check_no_nulls, keys_of, read_table, weights_of
 from recgrad.errors import DataError
+from recgrad.kernels import cached_njit
 
 Ints = npt.NDArray[np.int64]
 _HEADER = "userid:int64⇥itemid:int64⇥weight:float"
@@ -70,16 +71,7 @@ class Edges:
 
     def ranges(self, users: Ints) -> tuple[Ints, Ints]:
         """Where the items of each user begin and end; nowhere for a user without edges."""
-        if not len(self.users):
-            nothing = np.zeros(len(users), np.int64)
-            return nothing, nothing
-        first, last, count = int(self.users[0]), int(self.users[-1]), len(self.users)
-        if last - first == count - 1:  # every number between: no search
-            at = np.clip(users, first, last) - first
-        else:
-            at = np.minimum(np.searchsorted(self.users, users), count - 1)
-        known = self.users[at] == users
-        return np.where(known, self.starts[at], 0), np.where(known, self.starts[at + 1], 0)
+        return _ranges(self.users, self.starts, users)
 
 
 _edges: WeakValueDictionary[EdgeSource, Edges] = WeakValueDictionary()
@@ -132,3 +124,21 @@ def _load(source: EdgeSource, data: DataConfig) -> Edges:
     if source.by_weight:
         weights = np.ones(len(users)) if len(columns) < 3 else weights_of(columns[2], where)
     return group_edges(source.path, users, items, weights)
+
+
+@cached_njit(nogil=True)
+def _ranges(known: Ints, starts: Ints, users: Ints) -> tuple[Ints, Ints]:
+    begins, ends = np.zeros(len(users), np.int64), np.zeros(len(users), np.int64)
+    if not len(known):
+        return begins, ends
+    first, count = known[0], len(known)
+    every = known[-1] - first == count - 1  # each number between: no search
+    for row in range(len(users)):
+        user = users[row]
+        if every:
+            at = min(max(user, first), known[-1]) - first
+        else:
+            at = min(np.searchsorted(known, user), count - 1)
+        if known[at] == user:
+            begins[row], ends[row] = starts[at], starts[at + 1]
+    return begins, ends

@@ -26,9 +26,7 @@ def excluded_pairs(drawn: Ints, *sets: Own, diagonal: bool = True) -> Ints:
     """
     order = np.argsort(drawn, kind="stable")
     known = drawn[order]
-    slots, shift = _slots(known)
-    bits, bit_shift = _bits(known)
-    at = (known, order, slots, shift, bits, bit_shift)
+    at = (known, order, _counts(known), *_slots(known), *_bits(known))
     pairs: list[Ints] = [_pairs(*at, own.keys, own.starts, own.stops, diagonal) for own in sets]
     return pairs[0] if len(pairs) == 1 else np.concatenate(pairs)
 
@@ -37,6 +35,7 @@ def excluded_pairs(drawn: Ints, *sets: Own, diagonal: bool = True) -> Ints:
 def _pairs(
     known: Ints,
     order: Ints,
+    counts: Slots,
     slots: Slots,
     shift: np.uint64,
     bits: Bits,
@@ -46,38 +45,65 @@ def _pairs(
     stops: Ints,
     diagonal: bool,
 ) -> Ints:
-    most = 0
+    """The pairs of a set, found by hash: keys that may be drawn by bits, and those that are in slots."""
+    keys, base = np.empty(_most(starts, stops) + 1, np.int64), address(items)
+    found, count = np.empty((8 * len(starts) + 64, 2), np.int64), 0
     for row in range(len(starts)):
-        most = max(most, stops[row] - starts[row])
-    likely = np.empty(most + 1, np.int64)
-    found = np.empty((64, 2), np.int64)
-    count, base = 0, address(items)
-    for row in range(len(starts)):
-        if row + AHEAD < len(starts):
-            begin = base + 8 * starts[row + AHEAD]
-            for line in range(begin, min(base + 8 * stops[row + AHEAD], begin + 8 * LINE), LINE):
-                prefetch(line)
+        _ask_ahead(row, base, starts, stops)
         # Most items are not drawn. Those that may be are collected without a branch, which would be guessed
         # wrongly too often.
         size = np.uint64(0)
         for at in range(np.uint64(starts[row]), np.uint64(stops[row])):
             key = items[at]
-            likely[size] = key
+            keys[size] = key
             bit = (np.uint64(key) * _MULTIPLIER) >> bit_shift
             size += (bits[bit >> np.uint64(6)] >> (bit & np.uint64(63))) & np.uint64(1)
-        for key in likely[:size]:
-            place = _first(key, known, slots, shift)
-            while 0 <= place < len(known) and known[place] == key:
-                if diagonal or order[place] != row:
-                    if count == len(found):
-                        larger = np.empty((2 * count, 2), np.int64)
-                        larger[:count] = found
-                        found = larger
-                    found[count, 0] = row
-                    found[count, 1] = order[place]
-                    count += 1
-                place += 1
+        for at in range(size):
+            first = _first(keys[at], known, slots, shift)
+            times = counts[first] if first >= 0 else 0
+            if count + times > len(found):
+                found = _larger(found, times)
+            for place in range(first, first + times):
+                found[count, 0] = row
+                found[count, 1] = order[place]
+                count += int(diagonal or order[place] != row)
     return found[:count]
+
+
+@cached_njit(nogil=True)
+def _most(starts: Ints, stops: Ints) -> int:
+    """The most items of a row."""
+    most = 0
+    for row in range(len(starts)):
+        most = max(most, stops[row] - starts[row])
+    return most
+
+
+@cached_njit(nogil=True)
+def _ask_ahead(row: int, base: int, starts: Ints, stops: Ints) -> None:
+    if row + AHEAD < len(starts):
+        begin = base + 8 * starts[row + AHEAD]
+        for line in range(begin, min(base + 8 * stops[row + AHEAD], begin + 8 * LINE), LINE):
+            prefetch(line)
+
+
+@cached_njit(nogil=True)
+def _larger(found: Ints, more: int) -> Ints:
+    larger = np.empty((2 * len(found) + more, 2), np.int64)
+    larger[: len(found)] = found
+    return larger
+
+
+@cached_njit(nogil=True)
+def _counts(known: Ints) -> Slots:
+    """How often each key of a sorted array is in it, at the key's first place."""
+    counts = np.zeros(len(known), np.int32)
+    first = 0
+    for place in range(len(known)):
+        if known[place] != known[first]:
+            first = place
+        counts[first] += 1
+    return counts
 
 
 @cached_njit(nogil=True)

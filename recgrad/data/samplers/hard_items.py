@@ -39,12 +39,8 @@ class HardItems:
         A user's first edges are taken; those to the row's own item are left out.
         """
         found = self.edges.of(column)
-        lengths = np.minimum(found.stops - found.starts, self.most)
-        owners = np.repeat(np.arange(len(column)), lengths)
-        ordinals = np.arange(len(owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        rows = found.keys[found.starts[owners] + ordinals]
-        other = ~_is_own(owners, self.table.keys[rows], own.keys, own.starts, own.stops)
-        return owners[other], rows[other]
+        stops = np.minimum(found.stops, found.starts + self.most)
+        return _others(found.keys, found.starts, stops, self.table.keys, own.keys, own.starts, own.stops)
 
 
 def build_hard_items(edges: UserEdges, table: ItemTable, most: int) -> HardItems:
@@ -64,10 +60,17 @@ def build_hard_items(edges: UserEdges, table: ItemTable, most: int) -> HardItems
 
 
 @cached_njit(nogil=True)
-def _is_own(owners: Ints, keys: Ints, own: Ints, starts: Ints, stops: Ints) -> npt.NDArray[np.bool_]:
-    found = np.zeros(len(owners), np.bool_)
-    for i in range(len(owners)):
-        for at in range(starts[owners[i]], stops[owners[i]]):
-            if own[at] == keys[i]:
-                found[i] = True
-    return found
+def _others(
+    rows: Ints, starts: Ints, stops: Ints, keys: Ints, own: Ints, own_starts: Ints, own_stops: Ints
+) -> tuple[Ints, Ints]:
+    """The owner and the table's row of each hard negative but those whose keys are the owner's own."""
+    total = (stops - starts).sum()
+    owners, taken, count = np.empty(total, np.int64), np.empty(total, np.int64), 0
+    for owner in range(len(starts)):
+        for at in range(starts[owner], stops[owner]):
+            is_own = False
+            for place in range(own_starts[owner], own_stops[owner]):
+                is_own |= own[place] == keys[rows[at]]
+            owners[count], taken[count] = owner, rows[at]
+            count += int(not is_own)
+    return owners[:count], taken[:count]

@@ -56,7 +56,8 @@ def keys_of(array: pa.Array, hashed: bool, where: str) -> Ints:
     if hashed:
         return hash_array(array).view(np.int64)
     try:
-        keys: Ints = array.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        integers = array if array.type == pa.int64() else array.cast(pa.int64())
+        keys: Ints = integers.to_numpy(zero_copy_only=False)
     except pa.ArrowException as error:
         raise DataError(
             f"data: ids of {where} must be 64-bit integers, as the column of the data has numbers ({error}); "
