@@ -48,11 +48,15 @@ def build_alias(weights: Floats) -> tuple[Floats, Ints]:
     return keep, alias
 
 
+@cached_njit(nogil=True)
 def draw(keep: Floats, alias: Ints, bits: npt.NDArray[np.uint64]) -> Ints:
     """One item for each pair of random words in `bits` [n, 2]."""
+    drawn = np.empty(len(bits), np.int64)
     count = np.uint64(len(keep))
-    # The high half of a 32 × 32 bit product is a uniform slot without the bias of a remainder
-    # that matters: tables have far fewer than 2³² slots.
-    slots = ((bits[:, 0] >> np.uint64(32)) * count >> np.uint64(32)).astype(np.int64)
-    chance = (bits[:, 1] >> np.uint64(11)) * 2.0**-53
-    return np.where(chance < keep[slots], slots, alias[slots])
+    for i in range(len(bits)):
+        # The high half of a 32 × 32 bit product is a uniform slot without the bias of a remainder
+        # that matters: tables have far fewer than 2³² slots.
+        slot = ((bits[i, 0] >> np.uint64(32)) * count) >> np.uint64(32)
+        chance = (bits[i, 1] >> np.uint64(11)) * 2.0**-53
+        drawn[i] = slot if chance < keep[slot] else alias[slot]
+    return drawn

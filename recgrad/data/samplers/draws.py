@@ -56,3 +56,9 @@ def among(keys: Ints, own: Ints) -> npt.NDArray[np.bool_]:
     if not len(own):
         return np.zeros(len(keys), np.bool_)
     return own[np.minimum(np.searchsorted(own, keys), len(own) - 1)] == keys
+
+
+def distinct(keys: Ints) -> Ints:
+    """The keys in ascending order, each once; for a batch's keys faster than NumPy's way by hashes."""
+    ordered = np.sort(keys)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -106,7 +107,21 @@ class ItemTable:
     def take(self, rows: Ints) -> dict[str, pa.Array]:
         """The attributes of some items."""
         index = pa.array(rows)
-        return {name: column.take(index) for name, column in self.columns.items()}
+        return {
+            name: column.take(index) if numbers is None else pa.array(numbers[rows])
+            for (name, column), numbers in zip(self.columns.items(), self._numbers, strict=True)
+        }
+
+    @cached_property
+    def _numbers(self) -> list[npt.NDArray[Any] | None]:
+        """Attributes that are plain numbers, which NumPy takes faster than Arrow; None for others."""
+        return [
+            column.to_numpy(zero_copy_only=True)
+            if (pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
+            and not column.null_count
+            else None
+            for column in self.columns.values()
+        ]
 
 
 _HEADER = "id:int64⇥weight:float⇥attrs:string"

@@ -14,7 +14,7 @@ import torch
 from recgrad.config.proto.sampler_pb2 import OWN_ITEM
 from recgrad.data.batch import Batch, Comparison
 from recgrad.data.features.base import Feature
-from recgrad.data.samplers.draws import draw_items, draw_others
+from recgrad.data.samplers.draws import distinct, draw_items, draw_others
 from recgrad.data.samplers.exclusion import excluded_pairs
 from recgrad.data.samplers.hard_items import HardItems, build_hard_items
 from recgrad.data.samplers.item_side import ItemSide, Own, build_items, check_items
@@ -127,7 +127,7 @@ class NegativeSampler(Sampler):
         """Rows of the table, (row, draw) pairs that are not compared, log of expected draws of each."""
         table = self.items.table
         if self._bans_batch:
-            banned = np.unique(own.keys)
+            banned = distinct(own.keys)
             rows = draw_others(table, banned, self.count, key)
             known = table.rows_of(banned)
             mass = table.total - float(table.weights[known[known >= 0]].sum())
