@@ -162,12 +162,13 @@ def http_bars(model: Model, seconds: float) -> list[Bar]:
 
 
 def dense_alone(model: Model, sizes: Sequence[int]) -> dict[int, float]:
-    """Seconds of the dense program for so many rows, on one thread."""
+    """Seconds of the dense program that the server runs, for so many rows, on one thread."""
     scorer = Scorer.load(model.bundle, verify=False)
-    part, found = scorer._parts["score"], {}
+    found = {}
+    runs = scorer._parts["score"].folding or scorer._parts["score"]
     table = read_rows(model.bundle, model.rows)
     feeds: dict[str, np.ndarray] = {}
-    program, part.program = part.program, lambda given: feeds.update(given) or program(given)
+    program, runs.program = runs.program, lambda given: feeds.update(given) or program(given)
     for size in sizes:
         scorer.score(table.slice(0, size).combine_chunks())
         taken = []

@@ -31,6 +31,7 @@ from recgrad.embedding.mapped.record import LookupRecord, TableRecord
 from recgrad.embedding.mapped.writing import write_living, write_table
 from recgrad.errors import RecgradError, system_reason, whole_path
 from recgrad.export.calibrated import calibration_of
+from recgrad.export.folding import fold_program
 from recgrad.export.golden import golden_rows
 from recgrad.export.program import halves_of, write_program
 from recgrad.models.base import Model
@@ -180,7 +181,9 @@ class _Writer:
         self._write_golden_scores(expected)
         if self.calibration is not None:
             (self.folder / CALIBRATION).write_bytes(self.calibration.to_bytes())
-        manifest = self._manifest(programs, self._write_tables())
+        tables, lookups = self._write_tables(), self._lookups()
+        programs = {name: fold_program(self.folder, one, tables, lookups) for name, one in programs.items()}
+        manifest = self._manifest(programs, tables, lookups)
         self._seal(manifest)
         return self._tried(manifest, expected)
 
@@ -271,11 +274,19 @@ class _Writer:
             seed=self.trained.config.train_config.seed,
         )
 
-    def _manifest(self, programs: Mapping[str, ProgramRecord], tables: tuple[TableRecord, ...]) -> Manifest:
+    def _lookups(self) -> tuple[LookupRecord, ...]:
+        plan = self.model.groups.plan
+        return tuple(LookupRecord(s.name, s.key, s.table, s.pooling, s.sequence) for s in plan.lookups)
+
+    def _manifest(
+        self,
+        programs: Mapping[str, ProgramRecord],
+        tables: tuple[TableRecord, ...],
+        lookups: tuple[LookupRecord, ...],
+    ) -> Manifest:
         trained = self.trained
         choice = chosen(trained.config.model_config, "model")
         assert choice is not None
-        lookups = self.model.groups.plan.lookups
         return Manifest(
             format=FORMAT,
             version=__version__,
@@ -288,7 +299,7 @@ class _Writer:
             tasks=_tasks(trained.task),
             programs=programs,
             tables=tables,
-            lookups=tuple(LookupRecord(s.name, s.key, s.table, s.pooling, s.sequence) for s in lookups),
+            lookups=lookups,
             golden_difference=0.0,
             stream=trained.deltas.get("stream", ""),
             delta=trained.deltas.get("number", 0),

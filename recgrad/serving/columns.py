@@ -238,9 +238,9 @@ def _float(value: Any) -> float:
     if isinstance(value, str) and len(value) > 40:
         raise ValueError
     number = float(value)
-    if not math.isfinite(number):
+    if isinstance(value, str) and not math.isfinite(number):
         raise ValueError
-    return number
+    return number  # an infinite one is told of by the features that read it, as in a column of floats alone
 
 
 def _bool(value: Any) -> bool:

@@ -6,6 +6,7 @@
       files/                 vocabularies and other files of features, and assets that were asked for
       tables/000.rows …      trained rows (and .index, from row to slot), mapped as they are
       score.onnx             the dense program; of two-tower models also user.onnx and item.onnx
+      score.folded.onnx      the same for less where rows are plain, with score.fold0.npy …; see FoldRecord
       golden.arrow           some rows; golden_scores.arrow has what they score
 
 All that the programs take is said in `inputs`, so that a bundle can be scored from other languages too.
@@ -75,6 +76,24 @@ class WeightRecord:
 
 
 @dataclass(frozen=True)
+class FoldRecord:
+    """An input of the folded form of a program: what a first layer makes of the ids of small tables.
+
+    Attributes:
+        name: of the input, float32 [rows, units]: the bias, and the sum of each lookup's vector times its
+            weights.
+        units: of the layer.
+        lookups: of small tables, whose features have an id a row.
+        file: in the bundle, float32 [1 + sum of the lookups' widths, units] (.npy): the bias, then weights.
+    """
+
+    name: str
+    units: int
+    lookups: tuple[str, ...]
+    file: str
+
+
+@dataclass(frozen=True)
 class ProgramRecord:
     """A dense program.
 
@@ -90,6 +109,8 @@ class ProgramRecord:
         lists: the feature whose every position has an output, so that outputs of a row are a list; "" where
             a row has one.
         equal_lengths: features of which a row must have equally many values.
+        folded_file: its folded form, which takes `folds` beside `inputs` and computes less; "" for none.
+        folds: inputs of the folded form.
     """
 
     file: str
@@ -102,6 +123,8 @@ class ProgramRecord:
     weights: tuple[WeightRecord, ...] = ()
     lists: str = ""
     equal_lengths: tuple[tuple[str, ...], ...] = ()
+    folded_file: str = ""
+    folds: tuple[FoldRecord, ...] = ()
 
 
 @dataclass(frozen=True)

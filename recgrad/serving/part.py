@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,6 +18,7 @@ from recgrad.data.features.base import Feature
 from recgrad.data.plain.encoder import Cells, PlainEncoder, PlainRows, PreparedRows
 from recgrad.embedding.mapped.tables import MappedTables
 from recgrad.errors import BundleError, DataError
+from recgrad.serving.folding import Folding
 from recgrad.serving.inputs import (
     Feeds,
     PreparedInputs,
@@ -54,23 +55,29 @@ class BadRowsError(DataError):
 
 
 class Buffers(NamedTuple):
-    """Memory that prepared scoring of any number of rows shares: ids, numbers, inputs of the program."""
+    """Memory that prepared scoring of any number of rows shares: ids, numbers, inputs, folds."""
 
     ids: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.float32]
     inputs: list[npt.NDArray[np.float32]]
+    folds: list[npt.NDArray[np.float32]]
 
 
 class PreparedPart(NamedTuple):
-    """Scores rows that lie in the same place at every call: two kernels and the program, nothing between."""
+    """Scores rows that lie in the same place at every call: kernels and the program, nothing between."""
 
     rows: PreparedRows
     inputs: PreparedInputs
+    folds: Sequence[Callable[[], None]]
     program: Callable[[], list[npt.NDArray[np.float32]]]
 
     def run(self) -> list[npt.NDArray[np.float32]] | None:
         """The outputs of what the cells hold now; None if others must encode them."""
-        return self.program() if self.rows.run() and self.inputs.run() else None
+        if not self.rows.run() or not self.inputs.run():
+            return None
+        for write in self.folds:  # whose ids the lookups have found to be in their tables
+            write()
+        return self.program()
 
 
 class Part:
@@ -82,6 +89,9 @@ class Part:
         features: of the config, by name.
         tables: of the bundle.
         threads: of one call.
+
+    Attributes:
+        folding: the folded form of the program, for rows that are all plain; None where there is none.
     """
 
     def __init__(
@@ -105,6 +115,8 @@ class Part:
         specs = {name: feature.spec for name, feature in features.items()}
         self.inputs = ProgramInputs(record, tables, specs, self._plain.ids, self._plain.numbers)
         self.program = load_program(folder, record, threads)
+        plain = self._plain.ids if len(self._plain.features) == len(self.features) else ()
+        self.folding = Folding.of(folder, record, tables, plain, threads)
         self.threads = threads
         self._pads = any(item.source == "places" for item in record.inputs)
         self._lengths = LengthCheck(record.equal_lengths, features)
@@ -120,8 +132,17 @@ class Part:
             step = max(MOST_PAIRS // max(longest_sequence(rest) ** 2, 1), 1)
             if rows.num_rows > step:
                 return join_outputs([self.run(rows.slice(i, step)) for i in range(0, rows.num_rows, step)])
-        feeds = self.inputs.feeds(plain, rest, self.threads)
-        return self._outputs(feeds, {} if rest is None else rest.sequence_lengths)
+        if rest is None:
+            assert plain is not None
+            return self._plain_outputs(plain)
+        return self._outputs(self.inputs.feeds(plain, rest, self.threads), rest.sequence_lengths)
+
+    def _plain_outputs(self, rows: PlainRows) -> Outputs:
+        """What the program gives for rows whose features are all plain."""
+        feeds = self.inputs.feeds(rows, None, self.threads)
+        if self.folding is None:
+            return self._outputs(feeds, {})
+        return Outputs(self.folding.program({**feeds, **self.folding.feeds(rows)}), None)
 
     def _outputs(self, feeds: Feeds, lengths: Mapping[str, npt.NDArray[Any]]) -> Outputs:
         """What the program gives for rows whose sequences have these lengths."""
@@ -142,14 +163,16 @@ class Part:
         plain = self._plain.encode_cells(cells)
         if plain is None or self._rest(plain) is not None:
             return None
-        return self._outputs(self.inputs.feeds(plain, None, self.threads), {})
+        return self._plain_outputs(plain)
 
     def buffers(self, cells: Cells) -> Buffers:
         """Memory for as many rows as cells have room for, for `prepare`."""
         rows = cells.values.shape[1]
         ids = np.zeros(len(self._plain.ids) * rows, np.int64)
         numbers = np.zeros(len(self._plain.numbers) * rows, np.float32)
-        return Buffers(ids, numbers, self.inputs.room(rows))
+        folds = [] if self.folding is None else self.folding.folds
+        room = [np.zeros(rows * fold.units, np.float32) for fold in folds]
+        return Buffers(ids, numbers, self.inputs.room(rows), room)
 
     def prepare(self, cells: Cells, buffers: Buffers) -> PreparedPart | None:
         """What scores cells again and again, as their values change but not their place and number.
@@ -166,7 +189,13 @@ class Part:
         inputs = None if plain is None else self.inputs.prepare(plain.rows, buffers.inputs)
         if plain is None or inputs is None:
             return None
-        return PreparedPart(plain, inputs, self.program.prepare(inputs.feeds))
+        if self.folding is None:
+            return PreparedPart(plain, inputs, (), self.program.prepare(inputs.feeds))
+        feeds, writes = dict(inputs.feeds), []
+        for fold, room in zip(self.folding.folds, buffers.folds, strict=True):
+            out = feeds[fold.name] = room[: size * fold.units].reshape(size, -1)
+            writes.append(fold.prepare(plain.rows, out))
+        return PreparedPart(plain, inputs, writes, self.folding.program.prepare(feeds))
 
     def _rest(self, plain: PlainRows) -> FeatureEncoder | None:
         """What encodes the features that are not plain, or not in these rows; None if there are none."""
@@ -185,7 +214,7 @@ class Part:
         if both[0] is not None and both[1] is not None:
             plain = self._plain.encode(both[1], both[0])
             if plain is not None and self._rest(plain) is None:
-                return self._outputs(self.inputs.feeds(plain, None, self.threads), {})
+                return self._plain_outputs(plain)
         of_user, of_items = self._split(frozenset(user.schema.names), frozenset(items.schema.names))
         missing = [name for name in of_items.columns if name in user.schema.names]
         if missing:

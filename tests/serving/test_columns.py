@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from recgrad.data.faults import Faults
@@ -111,6 +111,7 @@ VALUE = st.one_of(
 )
 
 
+@example([False, float("inf")], "x")
 @given(st.lists(VALUE, min_size=1, max_size=6), st.sampled_from(SCHEMA.names))
 def test_a_value_is_read_alike_alone_and_among_others(values: list[Any], name: str) -> None:
     """Requests are scored together, so a row may not depend on its neighbours."""
