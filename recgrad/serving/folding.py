@@ -109,8 +109,11 @@ class Folding:
         folder: Path, record: ProgramRecord, tables: MappedTables, ids: Sequence[str], threads: int
     ) -> Folding | None:
         """The folded form; None where there is none, or a folded feature is not plain."""
-        keys = {tables.lookups[name].key for fold in record.folds for name in fold.lookups}
-        if not record.folds or not keys <= set(ids):
+        names = [name for fold in record.folds for name in fold.lookups]
+        unknown = [name for name in names if name not in tables.lookups]
+        if unknown:
+            raise BundleError(f"manifest.json: no lookup '{unknown[0]}'; export the model again")
+        if not record.folds or not {tables.lookups[name].key for name in names} <= set(ids):
             return None
         return Folding(folder, record, tables, ids, threads)
 
@@ -124,9 +127,6 @@ def _weights(path: Path, record: FoldRecord, tables: MappedTables) -> Floats:
         weights: Array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise BundleError(f"{path}: cannot be read ({error}); copy the bundle again") from error
-    unknown = [name for name in record.lookups if name not in tables.lookups]
-    if unknown:
-        raise BundleError(f"manifest.json: no lookup '{unknown[0]}'; export the model again")
     wanted = (1 + sum(map(tables.dim, record.lookups)), record.units)
     if weights.shape != wanted or weights.dtype != np.float32 or record.units % LANES:
         raise BundleError(f"{path}: is {weights.dtype} {weights.shape}, not float32 {wanted}; export again")

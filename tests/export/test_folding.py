@@ -1,6 +1,7 @@
 """Folded programs: first layers that look up what small tables times their weights are."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from recgrad.export.bundle import encoded_batch, write_bundle
 from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import launch
 from recgrad.serving import fold_kernel
+from recgrad.serving.folding import Folding
 from recgrad.serving.manifest import read_manifest
 from recgrad.serving.requests import decode
 from recgrad.serving.scorer import Scorer
@@ -194,10 +196,14 @@ def test_weights_of_another_shape_are_refused(tmp_path) -> None:
     np.save(tmp_path / "bundle" / record.file, np.zeros((2, 2), np.float32))
     with pytest.raises(BundleError, match=r"score\.fold0\.npy"):
         Scorer.load(tmp_path / "bundle")  # its checksum is another
+    part = scorer._parts["score"]
+    given = tmp_path / "bundle", part.record, scorer._tables, list(SIZES), 1
     with pytest.raises(BundleError, match=r"is float32 \(2, 2\), not float32"):
-        scorer._parts["score"].folding.folds[0].__class__(
-            tmp_path / "bundle", record, scorer._tables, list(SIZES)
-        )
+        Folding.of(*given)
+    odd = replace(part.record, folds=(replace(record, lookups=("nothing",)),))
+    with pytest.raises(BundleError, match="no lookup 'nothing'"):
+        Folding.of(given[0], odd, *given[2:])
+    assert Folding.of(*given[:3], ["a"], 1) is None  # another feature that is folded is not plain
 
 
 @settings(max_examples=40, deadline=None)
