@@ -2,8 +2,9 @@
 
     python benchmarks/results/page.py [--only dense embedding …] [--limit 900] [--out docs/benchmarks.md]
 
-Every program of benchmarks/ is run with its defaults, one after the other. One that fails, or takes
-longer than the limit, is named on the page with its last words.
+Every program of benchmarks/ is run with its defaults, one after the other, in the order of --only. One that
+fails, or takes longer than the limit, is named on the page with its last words. The page is written after
+each of them, so that a run that is broken off leaves what it has measured.
 """
 
 from __future__ import annotations
@@ -128,8 +129,8 @@ def main() -> int:
         run = run_program(programs[name], args.limit)
         print(f"  {run.seconds:.0f} s, {len(run.bars)} bars {run.failure}", flush=True)
         runs.append(run)
-    left_out = [name for name in programs if name not in args.only]
-    args.out.write_text(page(runs, left_out, load, when))
+        done = {run.name for run in runs}
+        args.out.write_text(page(runs, [name for name in programs if name not in done], load, when))
     return int(any(run.failure for run in runs))
 
 
