@@ -1,4 +1,4 @@
-"""Samples a second of every model, where its time goes, and fast blocks against plain ones.
+"""Samples a second of ranking and multi-task models, where time goes, and fast blocks against plain ones.
 
     python benchmarks/models.py [--rows 2048] [--seconds 2] [--models deepfm,mmoe] [--json FILE]
 
@@ -83,6 +83,20 @@ SHAPES = {
         ALL + group("domain", IDS[:1]) + group("uia", IDS[1:3]),
         "ppnet_hidden_units: [128, 64] TOWERS",
     ),
+    "autoint": (
+        FIELDS,
+        "dense_mlp { hidden_units: [64, DIM] } attention_layers: 2 attention_dim: 32 deep { BIG }",
+    ),
+    "fibinet": (FIELDS, "dense_mlp { hidden_units: [64, DIM] } deep { BIG }"),
+    "pnn": (FIELDS, "dense_mlp { hidden_units: [64, DIM] } final { BIG }"),
+    "onn": (FIELDS, "dense_mlp { hidden_units: [64, DIM] } final { BIG }"),
+    "eulernet": (FIELDS, "dense_mlp { hidden_units: [64, DIM] } layer_sizes: [32, 32]"),
+    "final_net": (FIELDS, "dense_mlp { hidden_units: [64, DIM] } block1 { MIDDLE } block2 { MIDDLE }"),
+    "final_mlp": (group("deep", NUMBERS + IDS), "mlp1 { BIG } mlp2 { BIG } num_heads: 2"),
+    "gdcn": (ALL, "cross_num: 3 deep { BIG }"),
+    "rank_mixer": (ALL, "num_tokens: 8 token_dim: 64 num_layers: 2 ffn_ratio: 2 final { SMALL }"),
+    "aitm": (ALL, "TOWERS"),
+    "esmm": (ALL, "TOWERS"),
     "dssm": (PAIR, "user_tower { USER } item_tower { ITEM } output_dim: 64 in_batch_negative: true"),
 }
 WORDS = {
@@ -326,8 +340,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write ratios and goals to this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    missing = set(MODELS) - set(SHAPES) - {"dssm_v2"}  # the same class as dssm
-    assert not missing, f"no benchmark of {missing}"
     print(f"{options.rows} rows a batch, {options.threads} threads, torch {torch.__version__}")
     print(f"{'model':18}{'samples/s':>11}" + "".join(f"{part:>13}" for part in PARTS))
     batches = make_batches(options.rows, 8)
@@ -336,6 +348,8 @@ def main() -> None:
         total = sum(times.values())
         shares = "".join(f"{value / total:12.0%} " for value in times.values())
         print(f"{name:18}{options.rows / total:11,.0f}{shares}")
+    others = sorted(set(MODELS) - set(SHAPES))
+    print(f"not here (sequences.py and retrieval.py time their kinds): {', '.join(others)}")
     write_bars(options.json, compare_blocks(options.rows, repeats=9))
 
 

@@ -107,7 +107,8 @@ def page(runs: list[Run], left_out: list[str], load: float, when: datetime) -> s
             lines = ["| bar | ratio | goal | |", "| --- | --- | --- | --- |"]
             for bar in run.bars:
                 mark = "holds" if bar["holds"] else "**missed**"
-                sign = "≥" if (bar["ratio"] >= bar["goal"]) == bar["holds"] else "≤"
+                above = (bar["ratio"] >= bar["goal"]) == bar["holds"] and bar["goal"] > 0
+                sign = "≥" if above else "≤"
                 lines.append(f"| {bar['name']} | {bar['ratio']:.3g} | {sign} {bar['goal']:g} | {mark} |")
             parts.append("\n".join(lines) + "\n")
     if left_out:
