@@ -175,9 +175,10 @@ def main() -> None:
         note = (
             f"{mean:.4f} against {goal}, mean of {seeds} seeds{f', {epochs} epochs only' if epochs else ''}"
         )
-        bars.append(
-            Bar(f"{name}@{K} on gowalla over that of YoutubeDNN", mean / goal, 1, at_least=True, note=note)
-        )
+        # A few epochs show that it runs, and say nothing of how good it becomes.
+        ratio = mean / goal if args.whole else 0.0
+        note = note if args.whole else f"not measured without --whole ({note})"
+        bars.append(Bar(f"{name}@{K} on gowalla over that of YoutubeDNN", ratio, 1, at_least=True, note=note))
     for bar in bars:
         print(describe_bar(bar), flush=True)
     write_bars(args.json, bars)

@@ -37,6 +37,7 @@ from torch import nn
 from recgrad.embedding.local.engine import Ids, LocalEngine
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.optim.sparse import Adagrad, Adam
+from recgrad.training.checkpoint.manager import step_aside
 from recgrad.training.runtime import keep_freed_memory
 
 FEATURES, BATCH, DIMS = 26, 8192, (16, 4)
@@ -149,7 +150,7 @@ def checkpoint(name: str, optimizer: Callable[[LocalEngine], Any], millions: flo
     copies = [table.begin_copy() for table in tables.engine.tables.values()]
     wait = time.perf_counter() - begin
     beside: list[float] = []
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1, initializer=step_aside) as pool:  # as runs do
         copied = pool.submit(lambda: [part for copy in copies for part in copy()])
         while not copied.done():
             beside.append(timed_step(len(beside)))

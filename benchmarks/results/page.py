@@ -96,7 +96,7 @@ def page(runs: list[Run], left_out: list[str], load: float, when: datetime) -> s
         load=load,
     )
     parts = [head]
-    bars = [bar for run in runs for bar in run.bars]
+    bars = [bar for run in runs for bar in run.bars if bar["ratio"] > 0 or bar["holds"]]
     held = sum(bar["holds"] for bar in bars)
     parts.append(f"{held} of {len(bars)} bars hold.\n")
     for run in runs:
@@ -106,7 +106,10 @@ def page(runs: list[Run], left_out: list[str], load: float, when: datetime) -> s
         if run.bars:
             lines = ["| bar | ratio | goal | |", "| --- | --- | --- | --- |"]
             for bar in run.bars:
-                mark = "holds" if bar["holds"] else "**missed**"
+                measured = (
+                    bar["ratio"] > 0 or bar["holds"]
+                )  # programs write 0 for what they were not asked for
+                mark = "holds" if bar["holds"] else "**missed**" if measured else "not measured"
                 above = (bar["ratio"] >= bar["goal"]) == bar["holds"] and bar["goal"] > 0
                 sign = "≥" if above else "≤"
                 lines.append(f"| {bar['name']} | {bar['ratio']:.3g} | {sign} {bar['goal']:g} | {mark} |")

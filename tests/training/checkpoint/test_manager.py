@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 
 import pytest
@@ -258,3 +259,12 @@ def test_a_programming_error_in_the_thread_is_not_lost(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"model.ckpt-1: .*ZeroDivisionError\('oops'\)"):
         manager.wait()
     manager.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one priority a process")
+def test_the_thread_that_writes_lets_steps_go_first(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    found = manager._pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result()
+    assert found == min(own + manager_module.NICENESS, 19)
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
