@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -48,8 +49,7 @@ def arrow_message(table: pa.Table) -> bytes:
 @pytest.fixture(scope="module")
 def numbered() -> Callable[[], str]:
     """Names of topics that no other test has."""
-    count = iter(range(10**6))
-    return lambda: f"topic-{next(count)}"
+    return lambda: f"topic-{uuid4().hex}"
 
 
 def ids_of(loader: Any, position: Any = None, batches: int | None = None) -> list[list[int]]:
