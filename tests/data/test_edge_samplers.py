@@ -17,6 +17,7 @@ from recgrad.data.samplers.edges import group_edges
 from recgrad.data.samplers.exclusion import excluded_pairs
 from recgrad.data.samplers.item_side import Own
 from recgrad.data.samplers.sampler import SAMPLERS
+from recgrad.data.samplers.user_edges import UserEdges
 from recgrad.errors import ConfigError, DataError
 
 FEATURES = """
@@ -185,6 +186,17 @@ def test_edges_are_grouped_by_user():
     assert [(a, b) for a, b in zip(starts, stops)] == [(2, 3), (0, 0), (1, 2), *[(0, 0)] * 3]
     empty = group_edges("none", users[:0], items[:0])
     assert empty.ranges(np.array([1]))[1].tolist() == [0]
+
+
+def test_rows_of_several_users_and_of_none_keep_their_own_edges():
+    edges = UserEdges(group_edges("edges", np.array([1, 2, 3]), np.array([10, 20, 30])), "user")
+    for column, wanted in (
+        (pa.array([3, 1]), [[30], [10]]),
+        (pa.array([3, None]), [[30], []]),
+        (pa.array([[2, 3], []]), [[20], []]),  # as many ids as rows, yet not one each: the first counts
+    ):
+        found = edges.of(column)
+        assert [found.keys[a:b].tolist() for a, b in zip(found.starts, found.stops)] == wanted
 
 
 @pytest.mark.parametrize("name", NAMES)
