@@ -154,7 +154,9 @@ def make_batches(rows: int, count: int) -> list[Batch]:
     return batches
 
 
-OFF = 0.005
+KINKED = {"experts": 0.005, "narrow experts": 0.005}
+"""Blocks with layers of ReLU, and the share of values that may differ: a unit next to the kink may be on
+either side of it by rounding, and with it the gradients of a row here and there."""
 PARTS = ("embedding", "dense", "loss", "dense step", "sparse step")
 
 
@@ -327,8 +329,7 @@ def check(name: str, ours: Callable[[], Tensor], plain: Callable[[], Tensor], te
     for a, b in zip(*outputs, strict=True):
         scale = b.abs().max().clamp(min=1e-6)
         off = ((a - b).abs() / scale > 1e-4 + 1e-3 * b.abs() / scale).float().mean()
-        # A unit next to ReLU's kink may be on either side of it by rounding, for a row here and there.
-        assert off <= OFF, f"{name}: {off:.2%} of the values differ"
+        assert off <= KINKED.get(name, 0), f"{name}: {off:.2%} of the values differ"
 
 
 def main() -> None:
@@ -350,7 +351,7 @@ def main() -> None:
         shares = "".join(f"{value / total:12.0%} " for value in times.values())
         print(f"{name:18}{options.rows / total:11,.0f}{shares}")
     others = sorted(set(MODELS) - set(SHAPES))
-    print(f"not here (sequences.py and retrieval.py time their kinds): {', '.join(others)}")
+    print(f"not here: {', '.join(others)}")
     write_bars(options.json, compare_blocks(options.rows, repeats=9))
 
 

@@ -85,6 +85,11 @@ def describe_machine() -> str:
     return f"{cores} cores of {model} ({vectors})"
 
 
+def is_measured(bar: dict[str, Any]) -> bool:
+    """Whether a program was asked for a bar: it writes a ratio of 0 for one that it was not."""
+    return bool(bar["ratio"] > 0 or bar["holds"])
+
+
 def page(runs: list[Run], left_out: list[str], load: float, when: datetime) -> str:
     """The page as Markdown."""
     head = HEAD.format(
@@ -96,7 +101,7 @@ def page(runs: list[Run], left_out: list[str], load: float, when: datetime) -> s
         load=load,
     )
     parts = [head]
-    bars = [bar for run in runs for bar in run.bars if bar["ratio"] > 0 or bar["holds"]]
+    bars = [bar for run in runs for bar in run.bars if is_measured(bar)]
     held = sum(bar["holds"] for bar in bars)
     parts.append(f"{held} of {len(bars)} bars hold.\n")
     for run in runs:
@@ -106,10 +111,7 @@ def page(runs: list[Run], left_out: list[str], load: float, when: datetime) -> s
         if run.bars:
             lines = ["| bar | ratio | goal | |", "| --- | --- | --- | --- |"]
             for bar in run.bars:
-                measured = (
-                    bar["ratio"] > 0 or bar["holds"]
-                )  # programs write 0 for what they were not asked for
-                mark = "holds" if bar["holds"] else "**missed**" if measured else "not measured"
+                mark = "holds" if bar["holds"] else "**missed**" if is_measured(bar) else "not measured"
                 above = (bar["ratio"] >= bar["goal"]) == bar["holds"] and bar["goal"] > 0
                 sign = "≥" if above else "≤"
                 lines.append(f"| {bar['name']} | {bar['ratio']:.3g} | {sign} {bar['goal']:g} | {mark} |")

@@ -20,7 +20,7 @@ from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import launch
 from recgrad.serving import fold_kernel
 from recgrad.serving.folding import Folding
-from recgrad.serving.manifest import read_manifest
+from recgrad.serving.manifest import WeightRecord, read_manifest
 from recgrad.serving.requests import decode
 from recgrad.serving.scorer import Scorer
 from recgrad.serving.scoring import Body, score_bodies
@@ -183,11 +183,10 @@ def test_what_is_not_worth_it_is_not_folded(tmp_path, monkeypatch) -> None:
     _, scorer = made("deepfm", tmp_path / "two")
     (fold,) = read_manifest(tmp_path / "two").programs["score"].folds
     assert [scorer._tables.lookups[name].key for name in fold.lookups] == ["a", "b"]  # as many as have room
-    record = read_manifest(tmp_path / "two").programs["score"]
-    assert (
-        folding.fold_program(tmp_path, record.__class__("m.pt2", "torch_export", 0, (), (), ()), (), ()).folds
-        == ()
-    )
+    record = replace(read_manifest(tmp_path / "two").programs["score"], folded_file="", folds=())
+    # Nothing is read: there is no such file in this folder. Deltas would have to fold again.
+    for other in (replace(record, kind="torch_export"), replace(record, weights=(WeightRecord("w", 0, 4),))):
+        assert folding.fold_program(tmp_path, other, (), ()) is other
 
 
 def test_weights_of_another_shape_are_refused(tmp_path) -> None:
@@ -229,4 +228,4 @@ def test_the_kernel_adds_up_what_numpy_does(rows, units, sizes, shared, threads,
     for number, (matrix, of) in enumerate(zip(products, ids)):
         of = np.full(rows, of[0]) if number < shared else of
         wanted += np.where(of[:, None] == EMPTY, 0, matrix[of])
-    np.testing.assert_allclose(out, wanted, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(out, wanted, rtol=0, atol=4e-6)  # of sums of up to 7 numbers around 1
