@@ -314,6 +314,10 @@ class EmbeddingEngine(nn.Module, TableEngine):
         """
         return self.prepare(ids, sequences).look_up()
 
+    def sums_gradients(self, name: str) -> bool:
+        """Whether of the gradients of a lookup's output only their sum by id matters."""
+        return not self.tables[self.lookups[name].table].clamped
+
     def kernels(self, optimizer: SparseOptimizer | None) -> list[Wanted]:
         """What the first steps with an optimizer will need compiled, where that is known."""
         return []

@@ -28,7 +28,7 @@ from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.group_plan import FeatureGroup
 from recgrad.models.inputs import Inputs, Parts
 from recgrad.models.tasks import TaskSpec
-from recgrad.nn import layer_products, mix_kernels, relu_kernels
+from recgrad.nn import distinct_layer, layer_products, mix_kernels, relu_kernels
 from recgrad.nn.mlp import MLP
 from recgrad.nn.moe import Experts, ExtractionLayer, MMoE
 from recgrad.nn.relu_layers import own_products
@@ -218,6 +218,7 @@ class Model(nn.Module):
         blocks = [block for block in self.modules() if isinstance(block, MLP | Experts if own else Experts)]
         if any(type(module) is nn.ReLU for block in blocks for module in block.modules()):
             found += (layer_products if own else relu_kernels).kernels()
+            found += distinct_layer.needed() if own and self.engine is not None else []
         if any(isinstance(block, MMoE | ExtractionLayer) for block in self.modules()):
             found += mix_kernels.kernels()
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recgrad.data.batch import Batch, KeyedJagged
 from recgrad.embedding.engine import EmbeddedIds, EmbeddingEngine, PreparedIds
+from recgrad.models.field_columns import Field, FieldColumns
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,12 @@ class BatchIds:
     Attributes:
         keys: row features with ids, as the engine knows them.
         sequence_keys: sequence features with ids.
+        fields: the engine's pooled lookups, by name.
     """
 
     keys: tuple[str, ...]
     sequence_keys: tuple[str, ...]
+    fields: Mapping[str, Field]
 
     def prepare(self, batch: Batch, engine: EmbeddingEngine) -> PreparedBatch:
         """The ids of a batch and of its negatives. Other ranks are not asked."""
@@ -54,7 +57,8 @@ class BatchIds:
         self, batch: Batch, engine: EmbeddingEngine, device: torch.device, ids: PreparedIds | None = None
     ) -> EmbeddedIds:
         """The embeddings of a batch's ids, on `device`; `ids` if they are on their way already."""
-        return _Once(engine(*self._aligned(batch)) if ids is None else ids.look_up(), device)
+        embedded = engine(*self._aligned(batch)) if ids is None else ids.look_up()
+        return _Once(embedded, device, FieldColumns(engine, self.fields, batch.sparse))
 
     def _aligned(self, batch: Batch) -> tuple[KeyedJagged, KeyedJagged | None]:
         ids = align(batch.sparse, self.keys, batch.size)
@@ -69,15 +73,16 @@ class BatchIds:
 class _Once(EmbeddedIds):
     """An engine's output on a device; it hands out the same columns once, so that they have one gradient."""
 
-    def __init__(self, embedded: EmbeddedIds, device: torch.device) -> None:
+    def __init__(self, embedded: EmbeddedIds, device: torch.device, columns: FieldColumns) -> None:
         self.embedded = embedded
         self.device = device
+        self.columns = columns
         self.taken: dict[tuple[str, ...], Tensor] = {}
 
     def pooled(self, names: Sequence[str]) -> Tensor:
         key = tuple(names)
         if key not in self.taken:
-            self.taken[key] = self.embedded.pooled(names).to(self.device)
+            self.taken[key] = self.columns.note(self.embedded.pooled(names).to(self.device), key)
         return self.taken[key]
 
     def sequence(self, name: str) -> Tensor:

@@ -24,6 +24,7 @@ from recgrad.errors import ConfigError, DataError, Problem
 from recgrad.models.batch_ids import BatchIds
 from recgrad.models.dense_columns import DenseColumns
 from recgrad.models.dense_embeddings import DenseEmbeddings
+from recgrad.models.field_columns import Field
 from recgrad.models.group_plan import (
     EncoderSpec,
     FeatureGroup,
@@ -67,9 +68,11 @@ class FeatureGroups(nn.Module):
             for group in groups
         }
         sparse = [spec for spec in features if spec.kind is Kind.SPARSE]
+        dims = {table.name: table.dim for table in self.plan.tables}
         self.ids = BatchIds(
             tuple(spec.name for spec in sparse if not spec.sequence),
             tuple(spec.name for spec in sparse if spec.sequence),
+            {look.name: Field(look.key, dims[look.table]) for look in self.plan.lookups if not look.sequence},
         )
         self.dense_embeddings = DenseEmbeddings(self.plan)
         self._columns = DenseColumns()

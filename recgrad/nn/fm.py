@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from recgrad.nn.field_ids import carry_field_ids
 from recgrad.nn.relu_layers import runs_kernels
 
 MIN_FIELDS = 1 << 14  # numbers in all fields: below, torch's operations are as fast
@@ -37,7 +38,8 @@ def interacting(x: Tensor, first: int, fields: int, dim: int) -> tuple[Tensor, T
         dim: width of a field.
     """
     if runs_kernels(x) and x.dim() == 2 and x.shape[0] * fields * dim >= MIN_FIELDS:
-        return _Interacting.apply(x, first, fields, dim)  # type: ignore[no-any-return, no-untyped-call]
+        found, same = _Interacting.apply(x, first, fields, dim)  # type: ignore[no-untyped-call]
+        return found, carry_field_ids(same, [x])
     return factorization_machine(split_fields(x[:, first : first + fields * dim], dim)), x
 
 

@@ -92,11 +92,15 @@ def pack(weight: Tensor, *, transposed: bool) -> Panels:
 
 def forward(x: Tensor, panels: Panels, bias: Tensor | None, out: Tensor) -> None:
     """out ← relu(x·W + b) of each network."""
-    width = _up(panels.width, LANES)
-    padded = torch.zeros(panels.networks, width)
+    _rows(x, panels, padded_bias(bias, panels.networks, panels.width), out, 0, RELU)
+
+
+def padded_bias(bias: Tensor | None, networks: int, width: int) -> Tensor:
+    """[networks, width and 0 up to whole vectors]; 0 for no bias."""
+    padded = torch.zeros(networks, _up(width, LANES))
     if bias is not None:
-        padded[:, : panels.width] = bias.reshape(panels.networks, panels.width)
-    _rows(x, panels, padded, out, 0, RELU)
+        padded[:, :width] = bias.reshape(networks, width)
+    return padded
 
 
 def backward(g: Tensor, panels: Panels, out: Tensor, gates: Tensor | None) -> None:

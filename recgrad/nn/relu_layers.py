@@ -17,13 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from recgrad.cpu import read_vendor
+from recgrad.nn.field_ids import carry_field_ids, field_ids
+
+if TYPE_CHECKING:
+    from recgrad.nn.distinct_layer import Distinct
 
 MIN_OUTPUTS = 1 << 16  # of a layer: below, torch's operations are as fast
 
@@ -40,10 +44,13 @@ def runs_kernels(*tensors: Tensor) -> bool:
 def fits(x: Tensor, weight: Tensor) -> bool:
     """Whether `relu_layers` takes this input and pays, by the weight of the first layer.
 
-    One network by torch's products is no faster than by torch's operations; experts are, without copies.
+    One network by torch's products is no faster than by torch's operations; experts are, without copies, and
+    any by products of our own where ids that repeat spare many of them.
     """
     large = x.dim() == 2 and x.shape[0] * weight.shape[-2] >= MIN_OUTPUTS
-    return large and runs_kernels(x, weight) and (weight.dim() == 3 or own_products())
+    if not large or not runs_kernels(x, weight):
+        return False
+    return weight.dim() == 3 or own_products() or _is_much(_repeating(x), x)
 
 
 def relu_layers(x: Tensor, layers: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
@@ -55,8 +62,24 @@ def relu_layers(x: Tensor, layers: Sequence[tuple[Tensor, Tensor | None]]) -> Te
             [units] of one network.
     """
     flat = [tensor for layer in layers for tensor in layer]
-    by = _ByKernels if own_products() else _ByTorch
-    return by.apply(x, *flat)  # type: ignore[no-any-return, no-untyped-call]
+    distinct = _repeating(x)
+    if own_products() or _is_much(distinct, x):
+        return _ByKernels.apply(x, distinct, *flat)  # type: ignore[no-any-return, no-untyped-call]
+    return _ByTorch.apply(x, *flat)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _is_much(distinct: Distinct | None, x: Tensor) -> bool:
+    """Whether half of the first layer's products are spared."""
+    return distinct is not None and 2 * sum(width for _, width in distinct.spans) >= x.shape[1]
+
+
+def _repeating(x: Tensor) -> Distinct | None:
+    """The fields of x whose ids repeat; None where there are none, or the gradient of x is not wanted."""
+    if not (torch.is_grad_enabled() and x.requires_grad and field_ids(x) is not None):
+        return None
+    from recgrad.nn.distinct_layer import find_distinct
+
+    return find_distinct(x)
 
 
 def join(columns: Sequence[Tensor]) -> Tensor:
@@ -65,8 +88,10 @@ def join(columns: Sequence[Tensor]) -> Tensor:
         return columns[0]
     large = columns[0].shape[0] * sum(part.shape[1] for part in columns) >= MIN_OUTPUTS
     if large and runs_kernels(*columns) and own_products():
-        return _Join.apply(*columns)  # type: ignore[no-any-return, no-untyped-call]
-    return torch.cat(list(columns), dim=1)
+        joined: Tensor = _Join.apply(*columns)  # type: ignore[no-untyped-call]
+    else:
+        joined = torch.cat(list(columns), dim=1)
+    return carry_field_ids(joined, columns)
 
 
 class _Join(torch.autograd.Function):
@@ -136,17 +161,22 @@ class _ByKernels(torch.autograd.Function):
     """By products of our own, which do the rest in the registers."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *flat: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, distinct: Distinct | None, *flat: Tensor | None) -> Tensor:
         # Imported here, since it brings numba along.
         from recgrad.nn import layer_products as own
+        from recgrad.nn.distinct_layer import DistinctLayer
 
         layers = _layers(flat)
         count = _networks(flat)
-        values = [own.with_room(x)]
+        ctx.first = None
+        values = [x if distinct is not None else own.with_room(x)]
         for i, (weight, bias) in enumerate(layers):
             units = weight.shape[0] * weight.shape[1] // count
             out = own.new_matrix(x.shape[0], count, units, odd=i + 1 < len(layers))
-            own.forward(values[-1], own.pack(weight, transposed=True), bias, out)
+            if i == 0 and distinct is not None:
+                ctx.first = DistinctLayer(_rows(x), distinct, weight[0], bias, out)
+            else:
+                own.forward(values[-1], own.pack(weight, transposed=True), bias, out)
             values.append(out)
         ctx.save_for_backward(*values, *flat)
         return values[-1]
@@ -164,21 +194,25 @@ class _ByKernels(torch.autograd.Function):
         gate(_rows(gradient), values[-1], g, with_bias=False)
         below: Tensor | None = None
         for i, (weight, bias) in reversed(list(enumerate(_layers(flat)))):
-            of_weight, of_bias = ctx.needs_input_grad[1 + 2 * i : 3 + 2 * i]
+            of_weight, of_bias = ctx.needs_input_grad[2 + 2 * i : 4 + 2 * i]
             of_bias = of_bias and bias is not None
             sums: tuple[Tensor | None, Tensor | None] = (None, None)
-            if of_weight or of_bias:
+            if i == 0 and ctx.first is not None:
+                wants = {"of_weight": of_weight, "of_bias": of_bias, "of_x": ctx.needs_input_grad[0]}
+                *sums, below = ctx.first.backward(g, weight[0], **wants)
+            elif of_weight or of_bias:
                 sums = own.weight_gradients(g, values[i], weight.shape[0], with_bias=of_bias)
             found = [*(_as(t, like) for t, like in zip(sums, flat[2 * i :], strict=False)), *found]
-            below = None
             if i:
                 below = own.new_matrix(rows, count, weight.shape[2])
                 own.backward(g, own.pack(weight, transposed=False), below, values[i])
                 g = below
-            elif ctx.needs_input_grad[0]:
-                below = own.new_matrix(rows, 1, weight.shape[2], odd=False)
-                own.backward(g, own.pack(weight, transposed=False), below, None)
-        return below, *found
+            elif ctx.first is None:
+                below = None
+                if ctx.needs_input_grad[0]:
+                    below = own.new_matrix(rows, 1, weight.shape[2], odd=False)
+                    own.backward(g, own.pack(weight, transposed=False), below, None)
+        return below, None, *found
 
 
 @cache

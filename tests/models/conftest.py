@@ -39,6 +39,9 @@ class PlainEngine(nn.Module):
         )
         self.specs = {t.name: t for t in tables}
 
+    def sums_gradients(self, name):
+        return True
+
     def forward(self, ids, sequences=None):
         assert ids.keys == self.keys
         values = {}

@@ -151,6 +151,7 @@ class SparseOptimizer(EagerOptimizer):
             table.set_states(list(zip(names, widths, initials, strict=True)))
             if history is not None:
                 table.follow(history)
+            table.clamped = bool(group["gradient_clipping"])
             self._steps[table.name] = 0
 
     def _tables(self, group: dict[str, Any]) -> list[SparseTable]:
@@ -232,6 +233,9 @@ class SparseOptimizer(EagerOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` gave; rows that a table does not have yet come into being."""
         super().load_state_dict({**state_dict, "state": {}})
+        for group in self.param_groups:
+            for table in self._tables(group):
+                table.clamped = bool(group["gradient_clipping"])
         tables = [table for group in self.param_groups for table in self._tables(group)]
         for index, saved in state_dict["state"].items():
             saved = dict(saved)

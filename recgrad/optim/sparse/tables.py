@@ -56,6 +56,7 @@ class SparseTable(ABC):
         by_columns: its rows are cut, and the pieces may lie in several processes.
         divides_gradients: what it gets are the gradients of ids, of bags whose mean is taken or that are
             weighted.
+        clamped: its optimizer clamps the gradient of each output before those of a row are summed.
     """
 
     name: str
@@ -66,6 +67,7 @@ class SparseTable(ABC):
     history: History | None = None
     by_columns: bool = False
     divides_gradients: bool = False
+    clamped: bool = False
 
     @abstractmethod
     def set_states(self, states: Sequence[tuple[str, int, float]]) -> None:

@@ -1,0 +1,316 @@
+"""A first layer over embeddings of ids that repeat: how `recgrad.nn.distinct_kernels` is called.
+
+distinct = find_distinct(x)                        None where too few ids repeat
+layer = DistinctLayer(x, distinct, weight, bias)   layer.out, and what backward needs
+layer.backward(g, …)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from recgrad.kernels.compile import Wanted, compiled
+from recgrad.kernels.parallel import launch
+from recgrad.kernels.products import TILES
+from recgrad.kernels.simd import LANES, LINE
+from recgrad.nn import distinct_kernels as kernels
+from recgrad.nn import layer_products as own
+from recgrad.nn.field_ids import FieldIds, field_ids
+
+Array = npt.NDArray[Any]
+ROWS_OF_ID = 8  # rows that each id of a field of 16 columns must have on the average
+MOST_IN_ALL = 2  # distinct ids of all fields, for each row: what is made of them takes as much memory
+
+
+def needed() -> list[Wanted]:
+    """What a step needs compiled."""
+    tasks = (
+        kernels.number_tasks,
+        kernels.move_tasks,
+        kernels.product_tasks,
+        kernels.row_tasks,
+        kernels.sum_tasks,
+    )
+    return [Wanted(task) for task in tasks]
+
+
+class Distinct(NamedTuple):
+    """The fields of a matrix whose ids repeat.
+
+    Attributes:
+        lines: int64 [fields, FIELD_COLUMNS].
+        blocks: int64 [3, blocks]: of ROWS_OF_TASK distinct ids of a field each the field, its row in E, P
+            and S, and how many they are.
+        size: rows of all distinct ids, those for tiles that run over included.
+        kept: what `lines` has the addresses of.
+    """
+
+    lines: Array
+    blocks: Array
+    size: int
+    kept: tuple[Array, ...]
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """First column and width of each field."""
+        return tuple(map(tuple, self.lines[:, : kernels.WIDTH + 1].tolist()))
+
+
+def find_distinct(x: Tensor) -> Distinct | None:
+    """The fields of x whose products pay by distinct id; found once for all layers that read x."""
+    fields = field_ids(x)
+    if fields is None:
+        return None
+    if not fields.found:
+        fields.found.append(_find(fields, x.shape[0]))
+    found: Distinct | None = fields.found[0]
+    return found
+
+
+def most_ids(rows: int, widths: Array) -> Array:
+    """How many distinct ids fields of these widths may have for their products to be looked up.
+
+    A row takes as long to add what is looked up of a field of any width, a product the longer the wider the
+    field is. So wider fields may have more ids; but what is looked up of them all must stay near.
+    """
+    wide, narrow = np.minimum(widths, 2 * LANES), np.minimum(widths, LANES)
+    return rows * wide * narrow // (ROWS_OF_ID * LANES * LANES)
+
+
+def _find(fields: FieldIds, rows: int) -> Distinct | None:
+    limits = most_ids(rows, fields.widths)
+    most = max(int(limits.max(initial=0)), 1)
+    count = len(fields.columns)
+    codes, order = np.empty((2, count, rows), np.int32)
+    firsts = np.empty((count, most), np.int32)
+    keys, counts = np.empty((count, most), np.int64), np.empty(count, np.int64)
+    launch(
+        compiled(kernels.number_tasks),
+        *(count, rows, limits, most, 4 << (most - 1).bit_length()),
+        *(fields.ids, fields.lengths, codes, firsts, keys, counts, order),
+        tasks=count,
+    )
+    few = np.flatnonzero(counts > 0)
+    few = few[np.argsort(counts[few], kind="stable")]
+    few = np.sort(few[np.cumsum(counts[few]) <= MOST_IN_ALL * rows])
+    if not len(few):
+        return None
+    lines = np.empty((len(few), kernels.FIELD_COLUMNS), np.int64)
+    lines[:, kernels.COLUMN], lines[:, kernels.WIDTH] = fields.columns[few], fields.widths[few]
+    lines[:, kernels.CODES_OF] = codes.ctypes.data + codes.strides[0] * few
+    lines[:, kernels.ORDER_OF] = order.ctypes.data + order.strides[0] * few
+    lines[:, kernels.FIRSTS_OF] = firsts.ctypes.data + firsts.strides[0] * few
+    counts = lines[:, kernels.COUNT] = counts[few]
+    ends = np.cumsum(counts + TILES.slack)
+    lines[:, kernels.START] = ends - counts - TILES.slack
+    return Distinct(lines, _blocks(lines), int(ends[-1]), (codes, order, firsts))
+
+
+def _blocks(lines: Array) -> Array:
+    """The distinct ids of all fields, ROWS_OF_TASK at a time."""
+    counts = lines[:, kernels.COUNT]
+    parts = -(-counts // kernels.ROWS_OF_TASK)
+    of_field = np.repeat(np.arange(len(lines)), parts)
+    first = kernels.ROWS_OF_TASK * (np.arange(len(of_field)) - np.repeat(np.cumsum(parts) - parts, parts))
+    size = np.minimum(kernels.ROWS_OF_TASK, counts[of_field] - first)
+    return np.stack([of_field, first + lines[of_field, kernels.START], size])
+
+
+class Split(NamedTuple):
+    """How the columns of a first layer are divided.
+
+    Attributes:
+        rest: runs of other columns, (first, one past the last).
+        width: their number.
+        vectors: of the widest field.
+        chosen: for each field 16 · vectors columns of the weight, one past its last where there are fewer.
+        place: where each column of a field lies among those.
+        columns: the columns themselves.
+    """
+
+    rest: tuple[tuple[int, int], ...]
+    width: int
+    vectors: int
+    chosen: Tensor
+    place: Tensor
+    columns: Tensor
+
+
+@lru_cache(maxsize=256)
+def split_columns(fields: tuple[tuple[int, int], ...], width: int) -> Split:
+    """Divide the columns of a layer into those of `fields` and the rest."""
+    taken = np.zeros(width + 2, bool)
+    vectors = max(-(-own_width // LANES) for _, own_width in fields)
+    chosen = np.full((len(fields), LANES * vectors), width)
+    for i, (column, own_width) in enumerate(fields):
+        taken[column + 1 : column + 1 + own_width] = True
+        chosen[i, :own_width] = np.arange(column, column + own_width)
+    taken[[0, -1]] = True
+    edges = np.flatnonzero(np.diff(taken.astype(np.int8)))
+    rest = tuple(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+    flat = chosen.reshape(-1)
+    place = np.flatnonzero(flat < width)
+    return Split(
+        rest,
+        sum(last - first for first, last in rest),
+        vectors,
+        torch.from_numpy(flat),
+        torch.from_numpy(place),
+        torch.from_numpy(flat[place]),
+    )
+
+
+class DistinctLayer:
+    """relu(x·Wᵀ + b) of a batch, and its gradients.
+
+    Args:
+        x: [rows, width].
+        distinct: of x.
+        weight: [units, width].
+        bias: [units] or none.
+        out: [rows, units], with room, to be written.
+    """
+
+    def __init__(
+        self, x: Tensor, distinct: Distinct, weight: Tensor, bias: Tensor | None, out: Tensor
+    ) -> None:
+        self.shape = x.shape
+        self.distinct = distinct
+        self.split = split_columns(distinct.spans, x.shape[1])
+        self.rest = _rest(x, self.split)
+        self.vectors = torch.zeros(distinct.size, LANES * self.split.vectors)
+        self._move(x, self.vectors, back=False)
+        products = self._products(weight)
+        panels = own.pack(_rest_weight(weight, self.split)[None], transposed=True)
+        start = own.padded_bias(bias, 1, weight.shape[0])
+        tasks = -(-x.shape[0] // kernels.ROWS_OF_TASK)
+        launch(
+            compiled(kernels.row_tasks),
+            *(tasks, x.shape[0], len(distinct.lines), distinct.lines, products.data_ptr()),
+            *(4 * products.stride(0), start.shape[1] // LANES),
+            *(self.rest.data_ptr(), 4 * self.rest.stride(0), panels.steps, panels.values.data_ptr()),
+            *(start.data_ptr(), out.data_ptr(), 4 * out.stride(0)),
+            tasks=tasks,
+        )
+
+    def backward(
+        self, g: Tensor, weight: Tensor, *, of_weight: bool, of_bias: bool, of_x: bool
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients of weight, bias and x, where they are asked for; g is that of what ReLU takes."""
+        distinct, vectors = self.distinct, -(-weight.shape[0] // LANES)
+        sums = own.new_matrix(distinct.size, 1, weight.shape[0])
+        tasks = -(-vectors // kernels.ACROSS)
+        launch(
+            compiled(kernels.sum_tasks),
+            *(tasks, g.shape[0], len(distinct.lines), distinct.lines, g.data_ptr(), 4 * g.stride(0)),
+            *(sums.data_ptr(), 4 * sums.stride(0), distinct.size, vectors),
+            tasks=tasks,
+        )
+        gradient = bias = None
+        if of_weight or of_bias:
+            rest, bias = own.weight_gradients(g, self.rest, 1, with_bias=of_bias)
+            gradient = self._weight_gradient(sums, rest[0], weight.shape) if of_weight else None
+        return gradient, bias, self._x_gradient(g, sums, weight) if of_x else None
+
+    def _products(self, weight: Tensor) -> Tensor:
+        """P: what the layer makes of each distinct id."""
+        (fields, rows, sizes), lines = self.distinct.blocks, self.distinct.lines
+        panels = own.pack(_chosen(weight, self.split)[None], transposed=True)
+        products = own.new_matrix(self.distinct.size, 1, weight.shape[0])
+        blocks = _new_blocks(len(rows))
+        blocks[:, kernels.BLOCK_A] = self.vectors.data_ptr() + 4 * self.vectors.stride(0) * rows
+        blocks[:, kernels.BLOCK_B] = panels.values.data_ptr() + LINE * self.vectors.shape[1] * fields
+        blocks[:, kernels.BLOCK_OUT] = products.data_ptr() + 4 * products.stride(0) * rows
+        blocks[:, kernels.BLOCK_STEPS] = lines[fields, kernels.WIDTH]
+        blocks[:, kernels.BLOCK_ROWS] = sizes
+        blocks[:, kernels.BLOCK_VECTORS] = -(-weight.shape[0] // LANES)
+        strides = (4 * self.vectors.stride(0), 4, LINE * panels.steps, LINE, 4 * products.stride(0))
+        launch(compiled(kernels.product_tasks), len(blocks), blocks, *strides, tasks=len(blocks))
+        return products
+
+    def _weight_gradient(self, sums: Tensor, rest: Tensor, shape: Sequence[int]) -> Tensor:
+        units, split, lines = shape[0], self.split, self.distinct.lines
+        found = torch.empty(units + TILES.slack, len(lines) * self.vectors.shape[1])
+        first = np.tile(np.arange(0, units, kernels.ROWS_OF_TASK), len(lines))
+        field = np.repeat(np.arange(len(lines)), len(first) // len(lines))
+        start, width = lines[field, kernels.START], 4 * self.vectors.shape[1]
+        blocks = _new_blocks(len(first))
+        blocks[:, kernels.BLOCK_A] = sums.data_ptr() + 4 * sums.stride(0) * start + 4 * first
+        blocks[:, kernels.BLOCK_B] = self.vectors.data_ptr() + width * start
+        blocks[:, kernels.BLOCK_OUT] = found.data_ptr() + 4 * found.stride(0) * first + width * field
+        blocks[:, kernels.BLOCK_STEPS] = lines[field, kernels.COUNT]
+        blocks[:, kernels.BLOCK_ROWS] = np.minimum(kernels.ROWS_OF_TASK, units - first)
+        blocks[:, kernels.BLOCK_VECTORS] = split.vectors
+        strides = (4, 4 * sums.stride(0), LINE, width, 4 * found.stride(0))
+        launch(compiled(kernels.product_tasks), len(blocks), blocks, *strides, tasks=len(blocks))
+        gradient = torch.empty(units, shape[1])
+        gradient.index_copy_(1, split.columns, found[:units].index_select(1, split.place))
+        _put_rest(gradient, rest, split)
+        return gradient
+
+    def _x_gradient(self, g: Tensor, sums: Tensor, weight: Tensor) -> Tensor:
+        (fields, rows, sizes), units, split = self.distinct.blocks, weight.shape[0], self.split
+        panels = own.pack(_chosen(weight, split)[None], transposed=False)
+        found = torch.empty(self.vectors.shape)
+        blocks = _new_blocks(len(rows))
+        blocks[:, kernels.BLOCK_A] = sums.data_ptr() + 4 * sums.stride(0) * rows
+        blocks[:, kernels.BLOCK_B] = panels.values.data_ptr() + LINE * split.vectors * units * fields
+        blocks[:, kernels.BLOCK_OUT] = found.data_ptr() + 4 * found.stride(0) * rows
+        blocks[:, kernels.BLOCK_STEPS] = units
+        blocks[:, kernels.BLOCK_ROWS] = sizes
+        blocks[:, kernels.BLOCK_VECTORS] = split.vectors
+        strides = (4 * sums.stride(0), 4, LINE * units, LINE, 4 * found.stride(0))
+        launch(compiled(kernels.product_tasks), len(blocks), blocks, *strides, tasks=len(blocks))
+        below = torch.zeros(self.shape)
+        self._move(below, found, back=True)
+        if split.width:
+            rest = own.new_matrix(self.shape[0], 1, split.width, odd=False)
+            own.backward(g, own.pack(_rest_weight(weight, split)[None], transposed=False), rest, None)
+            _put_rest(below, rest, split)
+        return below
+
+    def _move(self, x: Tensor, vectors: Tensor, *, back: bool) -> None:
+        """vectors ← the columns of fields in the rows of x where their ids first appear, or back."""
+        lines = self.distinct.lines
+        places = (x.data_ptr(), 4 * x.stride(0), vectors.data_ptr(), 4 * vectors.stride(0), int(back))
+        launch(compiled(kernels.move_tasks), len(lines), lines, *places, tasks=len(lines))
+
+
+def _new_blocks(count: int) -> Array:
+    return np.empty((count, kernels.BLOCK_COLUMNS), np.int64)
+
+
+def _chosen(weight: Tensor, split: Split) -> Tensor:
+    """[units, fields · 16 · vectors]: the columns of the fields, 0 where a field has fewer."""
+    return torch.nn.functional.pad(weight, (0, 1)).index_select(1, split.chosen)
+
+
+def _rest(x: Tensor, split: Split) -> Tensor:
+    """The other columns of x; one of 0 where there are none."""
+    found = own.new_matrix(x.shape[0], 1, max(split.width, 1))
+    at = 0
+    for first, last in split.rest:
+        found[:, at : at + last - first] = x[:, first:last]
+        at += last - first
+    return found if at else found.zero_()
+
+
+def _rest_weight(weight: Tensor, split: Split) -> Tensor:
+    if not split.rest:
+        return weight.new_zeros(weight.shape[0], 1)
+    return torch.cat([weight[:, first:last] for first, last in split.rest], dim=1)
+
+
+def _put_rest(to: Tensor, rest: Tensor, split: Split) -> None:
+    """Put the other columns back."""
+    at = 0
+    for first, last in split.rest:
+        to[:, first:last] = rest[:, at : at + last - first]
+        at += last - first
