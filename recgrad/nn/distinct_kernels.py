@@ -25,6 +25,8 @@ depends on the number of threads.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -39,6 +41,7 @@ from recgrad.kernels.simd import (
     load16,
     load_i32,
     load_i64,
+    prefetch,
     store,
     store_i32,
     store_i64,
@@ -48,6 +51,10 @@ from recgrad.kernels.tiles import copy_rows
 
 ROWS_OF_TASK = 48  # a multiple of the rows of every tile
 ACROSS = 4  # vectors of a row that are summed at a time
+AHEAD = 8  # rows between asking for a sum and adding to it
+# Bytes from which on sums, and what is looked up, are asked for before they are needed. Rows of the latter
+# are long: the processor itself asks for what follows, which is enough while they are not too far away.
+NEAR, FAR = 1 << 19, 1 << 24
 CHUNK_BITS = 10
 CHUNK = 1 << CHUNK_BITS  # rows whose gradients, ACROSS vectors of each, lie in the second cache
 MISSING = -(1 << 63)  # the id of a row without one
@@ -190,10 +197,10 @@ def product_tasks(a: int) -> None:
 
 # --- rows ---
 
-(R_TASKS, R_ROWS, R_FIELDS, R_LINES, R_P, R_P_ROW, R_VECTORS, REST, REST_ROW, STEPS, R_PANELS, BIAS) = range(
-    FIRST, FIRST + 12
+(R_TASKS, R_ROWS, R_FIELDS, R_LINES, R_P, R_P_ROW, R_SIZE, R_VECTORS, REST, REST_ROW, STEPS, R_PANELS) = (
+    range(FIRST, FIRST + 12)
 )
-(OUT, OUT_ROW) = range(BIAS + 1, BIAS + 3)
+(BIAS, OUT, OUT_ROW) = range(R_PANELS + 1, R_PANELS + 4)
 
 
 @finishing
@@ -205,29 +212,59 @@ def finish_added(row, column, value, to):  # type: ignore[no-untyped-def]
     store(at, keep_positive(value, value))
 
 
+@njit(nogil=True, inline="always")
+def _ask(at):  # type: ignore[no-untyped-def]
+    """Ask for ACROSS vectors."""
+    prefetch(at)
+    prefetch(at + LINE)
+    prefetch(at + 2 * LINE)
+    prefetch(at + 3 * LINE)
+
+
+def _adder(asks: bool) -> Any:
+    """f(places, ahead, fields, vectors, out): out ← Σ_f of the vectors at the addresses of `places`.
+
+    With `asks` those of `ahead` are asked for: a function of its own, since a test in the loop takes longer
+    than the additions.
+    """
+
+    def add_up(places, ahead, fields, vectors, out):  # type: ignore[no-untyped-def]
+        v = 0
+        while v + ACROSS <= vectors:
+            c0, c1, c2, c3 = zeros16(), zeros16(), zeros16(), zeros16()
+            for f in range(fields):
+                p = load_i64(places + 8 * f) + LINE * v
+                if asks:
+                    _ask(load_i64(ahead + 8 * f) + LINE * v)
+                c0 = add(c0, load16(p))
+                c1 = add(c1, load16(p + LINE))
+                c2 = add(c2, load16(p + 2 * LINE))
+                c3 = add(c3, load16(p + 3 * LINE))
+            store(out + LINE * v, c0)
+            store(out + LINE * (v + 1), c1)
+            store(out + LINE * (v + 2), c2)
+            store(out + LINE * (v + 3), c3)
+            v += ACROSS
+        while v < vectors:
+            c = zeros16()
+            for f in range(fields):
+                c = add(c, load16(load_i64(places + 8 * f) + LINE * v))
+            store(out + LINE * v, c)
+            v += 1
+
+    return njit(add_up)
+
+
+_add_near, _add_far = _adder(False), _adder(True)
+
+
 @njit(nogil=True)
-def _add_up(places, fields, vectors, out):  # type: ignore[no-untyped-def]
-    """out ← Σ_f of the vectors at the addresses of `places`."""
-    v = 0
-    while v + ACROSS <= vectors:
-        c0, c1, c2, c3 = zeros16(), zeros16(), zeros16(), zeros16()
-        for f in range(fields):
-            p = load_i64(places + 8 * f) + LINE * v
-            c0 = add(c0, load16(p))
-            c1 = add(c1, load16(p + LINE))
-            c2 = add(c2, load16(p + 2 * LINE))
-            c3 = add(c3, load16(p + 3 * LINE))
-        store(out + LINE * v, c0)
-        store(out + LINE * (v + 1), c1)
-        store(out + LINE * (v + 2), c2)
-        store(out + LINE * (v + 3), c3)
-        v += ACROSS
-    while v < vectors:
-        c = zeros16()
-        for f in range(fields):
-            c = add(c, load16(load_i64(places + 8 * f) + LINE * v))
-        store(out + LINE * v, c)
-        v += 1
+def _find_places(lines, fields, r, p, p_row, places):  # type: ignore[no-untyped-def]
+    """places ← where what is looked up for a row lies."""
+    for f in range(fields):
+        line = lines + 8 * FIELD_COLUMNS * f
+        row = field(line, START) + load_i32(field(line, CODES_OF) + 4 * r)
+        store_i64(places + 8 * f, p + p_row * row)
 
 
 @njit(nogil=True)
@@ -235,18 +272,24 @@ def row_tasks(a: int) -> None:
     """Some rows each: what is looked up, and the product of the other columns on top of it."""
     fields, vectors, out_row = field(a, R_FIELDS), field(a, R_VECTORS), field(a, OUT_ROW)
     p, p_row = field(a, R_P), field(a, R_P_ROW)
-    places = np.empty(fields, np.int64)
+    far = field(a, R_SIZE) * p_row > FAR
+    places = np.empty(2 * fields, np.int64)
+    here, ahead = address(places), address(places) + 8 * fields
     task = next_task(a)
     while task < field(a, R_TASKS):
         first = ROWS_OF_TASK * task
         n = min(ROWS_OF_TASK, field(a, R_ROWS) - first)
         out = field(a, OUT) + first * out_row
+        _find_places(field(a, R_LINES), fields, first, p, p_row, here)
         for r in range(first, first + n):
-            for f in range(fields):
-                line = field(a, R_LINES) + 8 * FIELD_COLUMNS * f
-                row = field(line, START) + load_i32(field(line, CODES_OF) + 4 * r)
-                store_i64(address(places) + 8 * f, p + p_row * row)
-            _add_up(address(places), fields, vectors, out + (r - first) * out_row)
+            to = out + (r - first) * out_row
+            if far:
+                _find_places(field(a, R_LINES), fields, min(r + 1, first + n - 1), p, p_row, ahead)
+                _add_far(here, ahead, fields, vectors, to)
+                here, ahead = ahead, here
+            else:
+                _find_places(field(a, R_LINES), fields, r, p, p_row, here)
+                _add_near(here, here, fields, vectors, to)
         product_from(
             finish_added, (out, out_row), field(a, REST) + first * field(a, REST_ROW), field(a, REST_ROW), 4,
             field(a, R_PANELS), LINE * field(a, STEPS), LINE, field(a, STEPS), field(a, BIAS), n, 0, vectors,
@@ -260,12 +303,15 @@ def row_tasks(a: int) -> None:
 
 
 @njit(nogil=True)
-def _sum_chunk(order, n, g, g_row, s, s_row):  # type: ignore[no-untyped-def]
+def _sum_chunk(order, n, g, g_row, s, s_row, far):  # type: ignore[no-untyped-def]
     """Add ACROSS vectors of a chunk's rows to those of their codes."""
     code = load_i32(order) >> CHUNK_BITS
+    last = n - 1
     c0, c1, c2, c3 = zeros16(), zeros16(), zeros16(), zeros16()
     for i in range(n + 1):
         entry = load_i32(order + 4 * i) if i < n else -1
+        if far:
+            _ask(s + s_row * (load_i32(order + 4 * min(i + AHEAD, last)) >> CHUNK_BITS))
         if entry >> CHUNK_BITS != code:
             to = s + s_row * code
             store(to, add(load16(to), c0))
@@ -298,6 +344,7 @@ def sum_tasks(a: int) -> None:
     while task < field(a, S_TASKS):
         s, g = field(a, S) + LINE * ACROSS * task, field(a, G) + LINE * ACROSS * task
         across = min(ACROSS, field(a, S_VECTORS) - ACROSS * task)
+        far = field(a, S_SIZE) * LINE * ACROSS > NEAR
         for i in range(field(a, S_SIZE)):
             for v in range(across):
                 store(s + i * s_row + LINE * v, zeros16())
@@ -307,7 +354,7 @@ def sum_tasks(a: int) -> None:
                 line = field(a, S_LINES) + 8 * FIELD_COLUMNS * f
                 order, to = field(line, ORDER_OF) + 4 * first, s + s_row * field(line, START)
                 if across == ACROSS:
-                    _sum_chunk(order, n, g + first * g_row, g_row, to, s_row)
+                    _sum_chunk(order, n, g + first * g_row, g_row, to, s_row, far)
                 else:
                     for v in range(0, LINE * across, LINE):
                         _sum_vector(order, n, g + first * g_row + v, g_row, to + v, s_row)

@@ -25,7 +25,7 @@ from recgrad.nn import layer_products as own
 from recgrad.nn.field_ids import FieldIds, field_ids
 
 Array = npt.NDArray[Any]
-ROWS_OF_ID = 8  # rows that each id of a field of 16 columns must have on the average
+ROWS_OF_ID = 6  # rows that each id of a field of 16 columns must have on the average
 MOST_IN_ALL = 2  # distinct ids of all fields, for each row: what is made of them takes as much memory
 
 
@@ -194,7 +194,7 @@ class DistinctLayer:
         launch(
             compiled(kernels.row_tasks),
             *(tasks, x.shape[0], len(distinct.lines), distinct.lines, products.data_ptr()),
-            *(4 * products.stride(0), start.shape[1] // LANES),
+            *(4 * products.stride(0), distinct.size, start.shape[1] // LANES),
             *(self.rest.data_ptr(), 4 * self.rest.stride(0), panels.steps, panels.values.data_ptr()),
             *(start.data_ptr(), out.data_ptr(), 4 * out.stride(0)),
             tasks=tasks,
