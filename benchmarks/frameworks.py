@@ -1,10 +1,13 @@
 """Training DeepFM: Recgrad's whole loop beside FuxiCTR and DeepCTR-Torch as pip installs them.
 
-    python benchmarks/frameworks.py [--json FILE] [--rounds N] [--only small large]
+    python benchmarks/frameworks.py [--json FILE] [--rounds N] [--only criteo criteo-10m even even-10m]
 
 All three train one network: 26 ids of dim 16 with a weight each, the factorization machine over their
-vectors, an MLP 512-256-128 over these and 13 numbers, the sum of the three; batches of 8192. Before anything
-is timed, the numbers of parameters must be equal, and the loss of each must fall (with small tables, where
+vectors, an MLP 512-256-128 over these and 13 numbers, the sum of the three; batches of 8192. Tables are of
+two shapes. `criteo`: as many ids as the 26 columns of Criteo's data set have (3 to 10 million), the largest
+five cut so that all tables together have 1 or 10 million rows, ids with Zipf's frequencies (exponent 1.1).
+`even`: 26 tables of equal size, 10,000 rows each or 10 million together, whose ids hardly repeat in a batch.
+Before anything is timed, the numbers of parameters must be equal, and the loss of each must fall (where
 enough steps are taken to see it). Recgrad reads its rows from
 a parquet file, logs and computes its metrics; the peers have theirs in memory as tensors. Recgrad takes lazy
 Adagrad for tables and Adam for layers; the peers, which have dense optimizers alone, are timed with Adam and
@@ -45,22 +48,51 @@ from recgrad.training.assembly import Training, build_training
 from recgrad.training.runtime import set_up_process
 
 FIELDS, NUMBERS, BATCH = 26, 13, 8192
-SIZES = {"small": 10_000, "large": 10_000_000 // FIELDS}  # rows of each table
-GOALS = {"small": 2.0, "large": 8.0}
-STEPS = {"small": 12, "large": 4}  # of a block
-WARM = {"small": 40, "large": 3}  # steps of a peer before it is timed
+CRITEO = (
+    1460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194,
+    27, 14_992, 5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,
+)  # fmt: skip
+LARGEST = 1_000_000  # of the columns above it as many ids are left as a number of rows in all allows
+ZIPF = 1.1
+
+
+def criteo_sizes(rows: int) -> list[int]:
+    """Rows of the tables in Criteo's shape, so many together."""
+    others = sum(size for size in CRITEO if size <= LARGEST)
+    share = (rows - others) / sum(size for size in CRITEO if size > LARGEST)
+    return [size if size <= LARGEST else int(size * share) for size in CRITEO]
+
+
+SIZES = {
+    "criteo": criteo_sizes(1_000_000),
+    "criteo-10m": criteo_sizes(10_000_000),
+    "even": [10_000] * FIELDS,
+    "even-10m": [10_000_000 // FIELDS] * FIELDS,
+}
+GOALS = {"criteo": 2.0, "criteo-10m": 8.0, "even": 2.0, "even-10m": 8.0}
+STEPS = {"criteo": 12, "criteo-10m": 4, "even": 12, "even-10m": 4}  # of a block
+WARM = {"criteo": 40, "criteo-10m": 3, "even": 40, "even-10m": 3}  # steps of a peer before it is timed
 LEARNING_STEPS = 40  # by which a loss must have fallen: DeepCTR-Torch begins with weights near 0
 HERE = Path(__file__).parent
 
 
-def make_rows(rows: int, size: int, seed: int = 0) -> dict[str, Any]:
-    """Ids that are skewed as real ones are, numbers, and labels that some of both decide."""
+def make_ids(rng: np.random.Generator, rows: int, size: int, kind: str) -> Any:
+    """Ids of a table: with Zipf's frequencies, or such that a third of the rows have a tenth of the ids."""
+    places = rng.random(rows)
+    if kind.startswith("even"):
+        return (places**2 * size).astype(np.int64)
+    ranks = (1 + places * (size ** (1 - ZIPF) - 1)) ** (1 / (1 - ZIPF))
+    return np.minimum(ranks.astype(np.int64) - 1, size - 1)
+
+
+def make_rows(rows: int, kind: str, seed: int = 0) -> dict[str, Any]:
+    """Ids, numbers, and labels that some of both decide."""
     rng = np.random.default_rng(seed)
-    ids = (rng.random((rows, FIELDS)) ** 2 * size).astype(np.int64)
+    ids = np.stack([make_ids(rng, rows, size, kind) for size in SIZES[kind]], axis=1)
     numbers = rng.standard_normal((rows, NUMBERS)).astype(np.float32)
     logits = numbers[:, 0] + ((ids[:, :4] * 2654435761 >> 7) % 3 - 1).sum(1)
     labels = (rng.random(rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
-    return {"ids": ids, "numbers": numbers, "labels": labels, "sizes": np.full(FIELDS, size)}
+    return {"ids": ids, "numbers": numbers, "labels": labels, "sizes": np.array(SIZES[kind])}
 
 
 def recgrad_config(folder: Path, rows: dict[str, Any]) -> PipelineConfig:
@@ -70,11 +102,10 @@ def recgrad_config(folder: Path, rows: dict[str, Any]) -> PipelineConfig:
     path = folder / "train.parquet"
     pq.write_table(pa.table({"label": rows["labels"].astype(np.int32), **columns}), path)
     ids, numbers = ([name for name in columns if name.startswith(start)] for start in ("cat", "int"))
-    size = int(rows["sizes"][0])
     features = [f'feature_configs {{ raw_feature {{ feature_name: "{n}" }} }}' for n in numbers]
     features += [
         f'feature_configs {{ id_feature {{ feature_name: "{n}" num_buckets: {size} embedding_dim: {DIM} }} }}'
-        for n in ids
+        for n, size in zip(ids, rows["sizes"], strict=True)
     ]
     groups = (("wide", "WIDE", ids), ("fm", "DEEP", ids), ("deep", "DEEP", numbers + ids))
     listed = "".join(
@@ -155,7 +186,7 @@ def parameters_of(training: Training) -> int:
 
 
 def compare(kind: str, folder: Path, rounds: int, threads: int) -> list[Bar]:
-    rows = make_rows(BATCH * 40, SIZES[kind])
+    rows = make_rows(BATCH * 40, kind)
     np.savez(folder / "rows.npz", **rows)
     config = recgrad_config(folder, rows)
     training = build_training(config)
@@ -184,7 +215,7 @@ def compare(kind: str, folder: Path, rounds: int, threads: int) -> list[Bar]:
             speeds[name, optimizer] = BATCH / median(peer.seconds)
     check_losses("recgrad", losses)
     own, most = BATCH / median(ours), BATCH / median(alone)
-    print(f"\n{kind}: {FIELDS} tables of {SIZES[kind]:,} rows, {parameters_of(training):,} parameters each")
+    print(f"\n{kind}: {sum(SIZES[kind]):,} rows in {FIELDS} tables, {parameters_of(training):,} parameters")
     print(f"  {'recgrad, whole loop':36}{own:12,.0f} samples/s")
     print(f"  {'torch, the products alone':36}{most:12,.0f}")
     for (name, optimizer), speed in speeds.items():
@@ -193,9 +224,7 @@ def compare(kind: str, folder: Path, rounds: int, threads: int) -> list[Bar]:
     for name in ("fuxictr", "deepctr"):
         best = max(speed for (of, _), speed in speeds.items() if of == name)
         note = f"torch's products alone would be {most / best:.1f} times it"
-        bars.append(
-            Bar(f"frameworks: DeepFM, {kind} tables, over {name}", own / best, GOALS[kind], True, note)
-        )
+        bars.append(Bar(f"frameworks: DeepFM, {kind}, over {name}", own / best, GOALS[kind], True, note))
     return bars
 
 

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from recgrad.kernels.numbering import CHUNK, CHUNK_BITS
 from recgrad.kernels.parallel import FIRST, next_task
 from recgrad.kernels.products import TILES, finishing
 from recgrad.kernels.simd import (
@@ -43,7 +44,6 @@ from recgrad.kernels.simd import (
     load_i64,
     prefetch,
     store,
-    store_i32,
     store_i64,
     zeros16,
 )
@@ -55,92 +55,8 @@ AHEAD = 8  # rows between asking for a sum and adding to it
 # Bytes from which on sums, and what is looked up, are asked for before they are needed. Rows of the latter
 # are long: the processor itself asks for what follows, which is enough while they are not too far away.
 NEAR, FAR = 1 << 19, 1 << 24
-CHUNK_BITS = 10
-CHUNK = 1 << CHUNK_BITS  # rows whose gradients, ACROSS vectors of each, lie in the second cache
-MISSING = -(1 << 63)  # the id of a row without one
-NOT_FEW = -1  # of a field: more distinct ids than asked for, or several in one row
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 
 product, product_from = TILES.product, TILES.product_from
-
-# --- numbering ---
-
-(FIELDS, ROWS, LIMITS, MOST, PLACES, IDS, LENGTHS, CODES, FIRSTS, KEYS, COUNTS, ORDER) = range(
-    FIRST, FIRST + 12
-)
-
-
-@njit(nogil=True)
-def _number(table, places, ids, lengths, rows, limit, codes, firsts, keys):  # type: ignore[no-untyped-def]
-    """Number the ids of one field; how many there are, or NOT_FEW where that is above the limit."""
-    for place in range(places):
-        store_i32(table + 4 * place, -1)
-    count = 0
-    for r in range(rows):
-        key = np.int64(MISSING)
-        length = 1 if lengths == 0 else load_i32(lengths + 4 * r)
-        if length > 1:
-            return NOT_FEW
-        if length == 1:
-            key = load_i64(ids)
-            ids += 8
-        place = ((key * _GOLDEN) >> 32) & (places - 1)
-        code = load_i32(table + 4 * place)
-        while code >= 0 and load_i64(keys + 8 * code) != key:
-            place = (place + 1) & (places - 1)
-            code = load_i32(table + 4 * place)
-        if code < 0:
-            if count == limit:
-                return NOT_FEW
-            code = count
-            store_i32(table + 4 * place, code)
-            store_i64(keys + 8 * code, key)
-            store_i32(firsts + 4 * code, r)
-            count += 1
-        store_i32(codes + 4 * r, code)
-    return count
-
-
-@njit(nogil=True)
-def _arrange(codes, rows, count, ends, order):  # type: ignore[no-untyped-def]
-    """order ← code · CHUNK + place in the chunk, of each chunk by code, equal ones in the order of rows."""
-    for first in range(0, rows, CHUNK):
-        last = min(first + CHUNK, rows)
-        for code in range(count):
-            store_i32(ends + 4 * code, 0)
-        for r in range(first, last):
-            at = ends + 4 * load_i32(codes + 4 * r)
-            store_i32(at, load_i32(at) + 1)
-        total = first
-        for code in range(count):
-            size = load_i32(ends + 4 * code)
-            store_i32(ends + 4 * code, total)
-            total += size
-        for r in range(first, last):
-            code = load_i32(codes + 4 * r)
-            place = load_i32(ends + 4 * code)
-            store_i32(ends + 4 * code, place + 1)
-            store_i32(order + 4 * place, (code << CHUNK_BITS) | (r - first))
-
-
-@njit(nogil=True)
-def number_tasks(a: int) -> None:
-    """A field each."""
-    rows, most, places = field(a, ROWS), field(a, MOST), field(a, PLACES)
-    table = np.empty(places, np.int32)
-    task = next_task(a)
-    while task < field(a, FIELDS):
-        codes, order = field(a, CODES) + 4 * rows * task, field(a, ORDER) + 4 * rows * task
-        count = _number(
-            address(table), places, field(field(a, IDS), task), field(field(a, LENGTHS), task), rows,
-            field(field(a, LIMITS), task), codes, field(a, FIRSTS) + 4 * most * task,
-            field(a, KEYS) + 8 * most * task,
-        )  # fmt: skip
-        store_i64(field(a, COUNTS) + 8 * task, count)
-        if count > 0:
-            _arrange(codes, rows, count, address(table), order)
-        task = next_task(a)
-
 
 # --- distinct ids ---
 

@@ -16,7 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from recgrad.kernels import numbering
 from recgrad.kernels.compile import Wanted, compiled
+from recgrad.kernels.numbering import number_ids
 from recgrad.kernels.parallel import launch
 from recgrad.kernels.products import TILES
 from recgrad.kernels.simd import LANES, LINE
@@ -31,14 +33,8 @@ MOST_IN_ALL = 2  # distinct ids of all fields, for each row: what is made of the
 
 def needed() -> list[Wanted]:
     """What a step needs compiled."""
-    tasks = (
-        kernels.number_tasks,
-        kernels.move_tasks,
-        kernels.product_tasks,
-        kernels.row_tasks,
-        kernels.sum_tasks,
-    )
-    return [Wanted(task) for task in tasks]
+    tasks = (kernels.move_tasks, kernels.product_tasks, kernels.row_tasks, kernels.sum_tasks)
+    return [*numbering.needed(), *(Wanted(task) for task in tasks)]
 
 
 class Distinct(NamedTuple):
@@ -85,18 +81,9 @@ def most_ids(rows: int, widths: Array) -> Array:
 
 
 def _find(fields: FieldIds, rows: int) -> Distinct | None:
-    limits = most_ids(rows, fields.widths)
-    most = max(int(limits.max(initial=0)), 1)
-    count = len(fields.columns)
-    codes, order = np.empty((2, count, rows), np.int32)
-    firsts = np.empty((count, most), np.int32)
-    keys, counts = np.empty((count, most), np.int64), np.empty(count, np.int64)
-    launch(
-        compiled(kernels.number_tasks),
-        *(count, rows, limits, most, 4 << (most - 1).bit_length()),
-        *(fields.ids, fields.lengths, codes, firsts, keys, counts, order),
-        tasks=count,
-    )
+    found = number_ids(rows, fields.ids, fields.lengths, most_ids(rows, fields.widths), ordered=True)
+    counts, codes, firsts, order = found.counts, found.codes, found.firsts, found.order
+    assert order is not None
     few = np.flatnonzero(counts > 0)
     few = few[np.argsort(counts[few], kind="stable")]
     few = np.sort(few[np.cumsum(counts[few]) <= MOST_IN_ALL * rows])
