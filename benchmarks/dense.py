@@ -1,6 +1,6 @@
 """The dense half against its own matrix products: how near a step comes to torch's products alone.
 
-    python benchmarks/dense.py [--json FILE] [--rounds N] [--only deepfm mmoe dssm din] [--layers]
+    python benchmarks/dense.py [--json FILE] [--rounds N] [--only deepfm mmoe dssm din] [--layers] [--repeats]
 
 DeepFM (deep 512-256-128 over 13 numbers and 26 ids of dim 16, final 64, batch 8192) is a whole loop that
 reads a parquet file, logs and computes metrics; MMoE (3 experts 512-256-128, 2 towers 256-128-64, batch 8192)
@@ -9,7 +9,8 @@ optimizers included, of batches in memory. Beside each the matrix products that 
 and backward, done by torch with nothing between them. DIN's attention (256-64 over histories of up to 100
 positions, dim 48) is held against the rate of torch's square product, the machine's best. Everything in
 turn, in one process; medians. `--layers` shows instead what linear layers with ReLU cost by products of our
-own, by torch's with one pass after each, and by torch's operations, forward and backward.
+own, by torch's with one pass after each, and by torch's operations, forward and backward; `--repeats` what a
+first layer costs whose ids repeat, by products of rows and of distinct ids.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from recgrad.config.proto.model_pb2 import ModelConfig
 from recgrad.models.build import build_model
 from recgrad.nn import relu_layers
 from recgrad.nn.encoders.din import DINEncoder
+from recgrad.nn.field_ids import FieldIds, note_field_ids
 from recgrad.nn.mlp import MLP
 from recgrad.nn.moe import Experts
 from recgrad.nn.relu_layers import join
@@ -195,6 +197,42 @@ def show_layers(rounds: int) -> None:
         print(f"{name:40}" + "".join(f"{1e3 * of_kind:10.1f}" for of_kind in seconds.values()), flush=True)
 
 
+def repeats_step(distinct: int, by_id: bool) -> Callable[[], float]:
+    """A function that runs a first layer of 512 units over 26 fields with so many distinct ids each."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, distinct, (26, ROWS))
+    vectors = rng.standard_normal((26, distinct, 16)).astype(np.float32)
+    fields = np.concatenate([of_field[own] for of_field, own in zip(vectors, ids, strict=True)], axis=1)
+    x = join([torch.randn(ROWS, NUMBERS), torch.from_numpy(fields)])
+    block, widths = MLP(NUMBERS + IDS, [512]), np.full(26, 16)
+    places = ids.ctypes.data + ids.strides[0] * np.arange(26)
+    noted = FieldIds(NUMBERS + 16 * np.arange(26), widths, places, np.zeros(26, np.int64), ids, [])
+
+    def step() -> float:
+        relu_layers.own_products = lambda: True
+        leaf = x.detach().requires_grad_()
+        if by_id:
+            note_field_ids(leaf, noted._replace(found=[]))
+        block.zero_grad()
+        start = time.perf_counter()
+        out = block(leaf)
+        out.backward(torch.ones_like(out))
+        return time.perf_counter() - start
+
+    step()
+    return step
+
+
+def show_repeats(rounds: int) -> None:
+    """Milliseconds of a first layer by both kinds of products."""
+    print(f"{ROWS} rows of 26 fields to 512 units, ms{'by row':>20}{'by id':>10}")
+    for distinct in (3, 30, 100, 300, 1000):
+        ways = {str(by_id): repeats_step(distinct, by_id) for by_id in (False, True)}
+        seconds = interleaved(ways, 3 * rounds)
+        name = f"{distinct} distinct ids of each field"
+        print(f"{name:50}" + "".join(f"{1e3 * of_kind:10.1f}" for of_kind in seconds.values()), flush=True)
+
+
 PARTS = {"din": din, "mmoe": mmoe, "dssm": dssm, "deepfm": deepfm}
 
 
@@ -204,11 +242,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--layers", action="store_true")
+    parser.add_argument("--repeats", action="store_true")
     args = parser.parse_args()
     threads = set_up_process()
     print(f"{threads} threads, torch {torch.__version__}")
-    if args.layers:
-        show_layers(args.rounds)
+    if args.layers or args.repeats:
+        (show_layers if args.layers else show_repeats)(args.rounds)
         return 0
     bars = [PARTS[name](args.rounds) for name in args.only]
     print()

@@ -16,6 +16,7 @@ Rows of the checkpoint are compared, bit for bit, with those of a copy in one go
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -94,10 +95,16 @@ def memory_of(rows: int, storage: str, ids: int) -> dict[str, float]:
     """Bytes of resident memory for each touched id, without what steps themselves need."""
     process = psutil.Process()
     Tables(1 << 14, storage).fill(4 * BATCH * FEATURES)  # compiles, and torch's own buffers
+    gc.collect()  # engines are cycles: the memory of these tables would go back while the others are measured
     tables = Tables(rows, storage)
-    tables.step(tables.new_ids(BATCH)[:1].repeat(BATCH))  # the buffers of a step, for one id
-    tables.touched = 0
-    before = process.memory_info().rss
+    # The buffers of a step are those of a batch of different ids, again and again until the allocator has
+    # settled: with one id, once, most of their pages would be touched later and count as memory of ids. The
+    # first batch of ids is therefore counted as tables themselves say.
+    first = tables.new_ids(BATCH)
+    for _ in range(8):
+        tables.step(first)
+    own = sum(table.memory().total_bytes for table in tables.engine.tables.values())
+    before = process.memory_info().rss - own
     tables.fill(ids)
     return {"bytes": (process.memory_info().rss - before) / ids, "ids": tables.touched * FEATURES}
 

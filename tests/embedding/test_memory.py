@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recgrad.embedding.local.memory import Region
+from recgrad.embedding.local.memory import Region, for_a_while
 
 
 @settings(max_examples=20, deadline=None)
@@ -33,3 +34,13 @@ def test_an_array_outlives_its_region_and_its_neighbours() -> None:
     for other in others:
         other[:] = 1
     assert (array == 7).all()
+
+
+@pytest.mark.parametrize("rows", [0, 3, 1 << 20])
+def test_memory_for_a_while_is_zeroed_where_asked_and_outlives_its_maker(rows: int) -> None:
+    zeroed, other = for_a_while((rows, 2), np.int32, zeroed=True), for_a_while((rows, 2), np.int32)
+    assert zeroed.shape == other.shape == (rows, 2)
+    other[:] = 1
+    gc.collect()
+    assert not zeroed.any()
+    assert other.sum() == 2 * rows

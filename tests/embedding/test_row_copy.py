@@ -167,13 +167,59 @@ def test_rows_that_are_put_aside_between_any_two_pieces(seed: int, slots: int, p
         array[written] = np.nan
         copy._lock.acquire()
 
-    copy._copy = then_write  # type: ignore[method-assign]
+    copy._copy = then_write  # type: ignore[method-assign,assignment]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_copy, "PIECE_BYTES", piece)
         found, copies = copy.collect()
     order = np.argsort(rows)
     np.testing.assert_array_equal(found, rows[order])
     assert copies["a"].tobytes() == expected[order].tobytes()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.one_of(st.integers(0, 5000), st.integers(0, 2**63 - 1)), unique=True))
+def test_rows_are_sorted_with_their_slots(rows: list[int]) -> None:
+    given_rows, slots = np.array(rows, np.int64), np.arange(len(rows), dtype=np.int64)[::-1].copy()
+    order = np.argsort(given_rows)
+    expected = given_rows[order], slots[order]
+    for found, one in zip(row_copy._sorted(given_rows.copy(), slots.copy()), expected, strict=True):
+        np.testing.assert_array_equal(found, one)
+
+
+def test_several_copies_put_rows_aside_at_once() -> None:
+    rng = np.random.default_rng(0)
+    arrays = [
+        {"a": rng.normal(size=(50, width)).astype(np.float32), "b": rng.integers(0, 99, (50, 3), np.uint8)}
+        for width in (1, 16, 37)
+    ]
+    expected = [{name: array.copy() for name, array in own.items()} for own in arrays]
+    copies = [RowCopy(own, 50, lambda: (np.arange(50), np.arange(50))) for own in arrays]
+    copies[1].collect()
+    for _ in range(4):  # some slots are named again, and have one record all the same
+        written = [rng.permutation(50)[:20] for _ in arrays]
+        row_copy.keep_all(list(zip(copies, written, strict=True)))
+        for own, slots in zip(arrays, written, strict=True):
+            for array in own.values():
+                array[slots] = 0
+    for copy, own in zip(copies, expected, strict=True):
+        found = copy.collect()[1]
+        assert all(found[name].tobytes() == array.tobytes() for name, array in own.items())
+
+
+@pytest.mark.parametrize(
+    ("beside", "idle", "rests"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_the_thread_that_copies_rests_while_steps_go_on(
+    beside: bool, idle: bool, rests: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rested: list[float] = []
+    monkeypatch.setattr("time.sleep", rested.append)
+    if idle:  # as if no update had come for long
+        monkeypatch.setattr(row_copy, "STEPS_SECS", 0.0)
+    array = np.zeros((9_000, 4), np.float32)
+    copy = RowCopy({"a": array}, len(array), lambda: (np.arange(len(array)), np.arange(len(array))))
+    copy.collect(beside=beside)
+    assert bool(rested) == rests
 
 
 def test_rows_are_found_while_others_are_written_first() -> None:

@@ -117,3 +117,13 @@ def test_what_is_small_is_plain_from_the_start(
 ) -> None:
     monkeypatch.undo()
     assert engine_of("AUTO", rows, 16, tables=1).tables["t0"].compact != plain
+
+
+def test_an_index_that_was_outgrown_is_given_back_after_the_next_batch() -> None:
+    engine = engine_of("COMPACT", 1 << 20, 4, tables=1)
+    optimizer = Adagrad(engine, lr=0.1)
+    sizes = []
+    for number in range(5):
+        step(engine, optimizer, np.arange(8192 * number, 8192 * (number + 1))[None], number)
+        sizes.append(engine.tables["t0"].memory().index_bytes // 8)
+    assert sizes[3:] == [(1 << 16) + (1 << 15), 1 << 16]

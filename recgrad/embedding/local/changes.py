@@ -14,12 +14,11 @@ import numpy.typing as npt
 from numba import njit
 
 from recgrad.embedding.engine import EmbeddingTable, TablePiece
-from recgrad.embedding.local.inputs import address_of
 from recgrad.embedding.local.layout import CHANGED
 from recgrad.embedding.local.living import layout as at
 from recgrad.embedding.local.living.index import find
 from recgrad.embedding.local.living.table import LivingTable
-from recgrad.embedding.local.memory import Region
+from recgrad.embedding.local.memory import Region, address_of
 from recgrad.embedding.local.table import Table
 from recgrad.kernels import simd
 from recgrad.kernels.compile import compiled

@@ -15,6 +15,7 @@ from recgrad.embedding.local.group import DimGroup
 from recgrad.embedding.local.inputs import Inputs
 from recgrad.embedding.local.lookup import lookup_tasks
 from recgrad.embedding.local.plan import arrange_task, plan_tasks
+from recgrad.embedding.local.row_copy import kernels as copy_kernels
 from recgrad.embedding.local.table import Table
 from recgrad.embedding.local.update import STAGE_SIGNATURE, stage, unstage, update_function
 from recgrad.embedding.spec import LookupSpec, TableSpec
@@ -86,7 +87,7 @@ class LocalEngine(EmbeddingEngine):
         rules = [] if optimizer is None else optimizer.rules()
         wanted += [Wanted(update_function, rule) for rule in rules]
         wanted += [Wanted(function, None, STAGE_SIGNATURE) for function in (stage, unstage)] if rules else []
-        return wanted
+        return wanted + (copy_kernels() if rules else [])
 
     def next_forward(self) -> int:
         """Count a forward pass; gradients are summed in this order."""

@@ -30,7 +30,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recgrad.embedding.local.inputs import Inputs, Result, address_of
+from recgrad.embedding.local.inputs import Inputs, Result
 from recgrad.embedding.local.layout import (
     BAGS,
     ID_WEIGHTS,
@@ -48,9 +48,11 @@ from recgrad.embedding.local.lines import StateArrays, state_arrays
 from recgrad.embedding.local.living.table import LivingTable
 from recgrad.embedding.local.living.translator import Translator
 from recgrad.embedding.local.lookup import BAGS_PER_TASK, TASK_COLUMNS, lookup_tasks
+from recgrad.embedding.local.memory import address_of
 from recgrad.embedding.local.pending import SUMMED, Source, Tables, only, per_output
 from recgrad.embedding.local.plan import JOB_ROWS, JOB_START
 from recgrad.embedding.local.planner import Plan, Planner
+from recgrad.embedding.local.row_copy import keep_all
 from recgrad.embedding.local.table import Table
 from recgrad.embedding.local.update import STAGE_SIGNATURE, reduce_tasks, stage, unstage, update_function
 from recgrad.embedding.spec import LookupSpec, TableSpec
@@ -332,12 +334,15 @@ class DimGroup:
 
     def _keep_copied(self, plan: Plan) -> None:
         """Let tables that a checkpoint is copying put aside the rows that are about to change."""
+        owed = []
         for position, job in zip(plan.tables, plan.jobs):
             copying = self.tables[position].copying
             if copying is not None:
                 compact, start = self.tables[position].compact, int(job[JOB_START])
                 slots = (plan.slots if compact else plan.rows)[start : start + int(job[JOB_ROWS])]
-                copying.keep(slots)
+                owed.append((copying, slots))
+        if owed:
+            keep_all(owed)
 
     def _states(self, tables: Sequence[Table]) -> StateArrays:
         """Addresses and initial values of the tables' states, and the states' widths."""

@@ -24,7 +24,7 @@ MAX_ROWS = (1 << 32) - 2
 ENTRY_BYTES = 8
 MAX_LOAD = 0.7
 MOVES_PER_INSERT = 3  # two would do: the old index is empty before the new one is full
-MIN_MOVES = 4096
+MIN_MOVES = 16384  # a batch, so that an outgrown index of usual size is given back after few batches
 GOLDEN = -7046029254386353131  # 2⁶⁴/φ as int64: multiplied by it, neighbouring rows lie far apart
 
 

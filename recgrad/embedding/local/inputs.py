@@ -12,17 +12,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from recgrad.embedding.local.memory import address_of
 from recgrad.embedding.local.transfer import offsets_task
 from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import launch
 
 Array = npt.NDArray[Any]
-
-
-def address_of(array: Array) -> int:
-    """Where an array begins."""
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 class Bags(NamedTuple):

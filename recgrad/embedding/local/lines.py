@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +20,7 @@ from recgrad.kernels.simd import F32
 from recgrad.optim.sparse.history import HEADING, MISSED, STEP, STORED, moved
 
 Array = npt.NDArray[Any]
-_LINES = "lines"
-_FIRST_BITS = "first bits"
+_LINES, _FIRST_BITS, _WEIGHTS = "/lines", "/first bits", "/weights"  # beside states, whose names have no /
 _PIECE_ROWS = 1 << 18
 
 
@@ -150,27 +150,31 @@ class Lines:
     # --- rows of one moment ---
 
     def begin_copy(
-        self, slots: int, places: Callable[[], tuple[Array, Array]], bits: Array | None = None
+        self,
+        slots: int,
+        places: Callable[[], tuple[Array, Array]],
+        bits: Array | None,
+        missed: Callable[[Array], Array] | None,
     ) -> RowCopy:
-        """The first slots as they are now, while others are written; see `RowCopy`.
+        """What the first slots have learned by now, while others are written; see `RowCopy`.
 
         Args:
             slots: how many of them.
             places: rows and their slots.
             bits: the first bits of the slots now, [slots, 1], where not updates alone change them.
+            missed: by last updates, what rows have missed by now, for rows that move on.
         """
         arrays = {name: self.state(state) for name, state in self.states.items() if state.region}
         if bits is not None:
             arrays[_FIRST_BITS] = bits
-        return RowCopy({**arrays, _LINES: self._bytes()}, slots, places)
+        learned = partial(_learned, self._kind, self._dim, self.behind, self.states, missed)
+        return RowCopy({**arrays, _LINES: self._bytes()}, slots, places, learned)
 
-    def parts_of(
-        self, copy: RowCopy, missed: Callable[[Array], Array] | None
-    ) -> Callable[[], list[TablePart]]:
-        """What the rows of a copy have learned; `missed` of its moment for rows that move on."""
-        # Not `self`: the memory may go before somebody asks.
-        kind, dim, behind, states = self._kind, self._dim, self.behind, self.states
-        return lambda: [_learned(copy, kind, dim, behind, states, missed)]
+
+def part_of(copy: RowCopy) -> TablePart:
+    """All rows of a copy, and what they have learned; for a thread beside that of the steps."""
+    rows, states = copy.collect(beside=True)
+    return TablePart(0, rows, states[_WEIGHTS], {name: s for name, s in states.items() if name != _WEIGHTS})
 
 
 class StateArrays(NamedTuple):
@@ -198,29 +202,28 @@ def state_arrays(tables: Sequence[Lines]) -> StateArrays:
 
 
 def _learned(
-    copy: RowCopy,
     kind: int,
     dim: int,
     behind: int,
     states: Mapping[str, StateArray],
     missed_by: Callable[[Array], Array] | None,
-) -> TablePart:
-    rows, copies = copy.collect()
-    if _FIRST_BITS in copies:
-        first_bits(stored_of(copies[_LINES], kind, dim), kind)[:] = copies[_FIRST_BITS][:, 0]
-    written = first_bits(stored_of(copies[_LINES], kind, dim), kind) != 0
-    if not written.all():
-        rows, copies = rows[written], {name: array[written] for name, array in copies.items()}
+    copies: dict[str, Array],
+) -> tuple[Array, dict[str, Array]]:
+    """Which of some copied rows were written, and the weights and states of them all."""
     lines = copies[_LINES]
+    stored = stored_of(lines, kind, dim)
+    if _FIRST_BITS in copies:
+        first_bits(stored, kind)[:] = copies[_FIRST_BITS][:, 0]
+    written = first_bits(stored, kind) != 0
     learned = {
         name: copies[name] if state.region else floats_of(lines, state.place, state.width)
         for name, state in states.items()
         if not state.moves
     }
-    weights = as_floats(stored_of(lines, kind, dim), kind)
+    weights = as_floats(stored, kind)
     if missed_by is None:
-        return TablePart(0, rows, weights, learned)
+        return written, {_WEIGHTS: weights, **learned}
     headings, steps = unpack(floats_of(lines, behind, line_width(dim)), dim)
     missed = missed_by(steps)
     learned |= {HEADING: headings, STEP: steps[:, None], STORED: weights, MISSED: missed}
-    return TablePart(0, rows, moved(weights, headings, missed), learned)
+    return written, {_WEIGHTS: moved(weights, headings, missed), **learned}

@@ -68,6 +68,24 @@ class Region:
         return np.frombuffer(memoryview(buffer), dtype=dtype, count=count).reshape(shape)
 
 
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Where an array begins."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def for_a_while(shape: Sequence[int], dtype: npt.DTypeLike, *, zeroed: bool = False) -> npt.NDArray[Any]:
+    """Memory that is given back when nobody has the array any more: of huge pages where it is large.
+
+    The allocator would take the blocks for it that steps free and take again, which then pay for new pages,
+    and would never give them back. A huge page is there in a fraction of the time of 512 small ones.
+    """
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    if size < HUGE_PAGE_BYTES:
+        return np.zeros(shape, dtype) if zeroed else np.empty(shape, dtype)
+    return Region(size, "rows of a checkpoint").array(dtype, shape)
+
+
 _CHUNK_BYTES = 8 << 20
 _carving = threading.Lock()
 _chunk: list[Any] = []  # the newest chunk and how much of it is taken

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recgrad.embedding.local.inputs import address_of
 from recgrad.embedding.local.layout import LOOKUP_COLUMNS
+from recgrad.embedding.local.memory import address_of
 from recgrad.embedding.local.pending import Source
 from recgrad.embedding.local.plan import (
     ANY_BAD,

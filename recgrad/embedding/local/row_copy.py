@@ -5,10 +5,13 @@ piece at a time, and an update first puts aside the rows that it will change and
 
     WHERE[slot]   0   still as it was, in the table: whoever comes first takes it
                  −1   copied
-                  k   put aside by an update, as entry k − 1
+                  k   put aside by an update, as record k
 
 A place goes from 0 to something else once, under a lock that is held for one piece. So an update waits for
 one piece at most, and each row is put aside once at most. Rows that came later have later slots.
+
+The thread that copies rests after each piece while steps go on: a scheduler that finds three busy threads on
+two cores may give it a whole one, and have the two of the step share the other for a tenth of a second.
 """
 
 from __future__ import annotations
@@ -16,15 +19,37 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from recgrad.embedding.local.copy_kernels import (
+    ARRAY_COLUMNS,
+    DIGITS,
+    JOB_COLUMNS,
+    JOB_KEPT,
+    gather_task,
+    keep_tasks,
+    sort_task,
+)
+from recgrad.embedding.local.memory import address_of, for_a_while
+from recgrad.kernels.compile import Wanted, compiled
+from recgrad.kernels.parallel import launch
+
 Array = npt.NDArray[Any]
+Rows = dict[str, Array]
 PIECE_BYTES = 2 << 20
 INDEX_PIECE = 1 << 18
+REST = 3  # times what a piece took: no more than a quarter of a core is taken from steps
+STEPS_SECS = 2.0  # after so long without an update nobody needs the cores
 _POLL_SECS = 0.0002
+_ALIGNMENT = 8  # of what is put aside
+
+
+def _as_they_are(copies: Rows) -> tuple[Array | None, Rows]:
+    return None, copies
 
 
 class RowCopy:
@@ -34,44 +59,53 @@ class RowCopy:
         arrays: the memory of the table by name, each [slots, width] without gaps.
         slots: how many of the slots there were.
         places: rows in any order and their slots; called in the thread that copies.
+        convert: what becomes of the arrays of some rows, which it may overwrite: a mask of those that count,
+            None for all, and arrays of as many rows. A piece at a time, while it is in the cache.
     """
 
     def __init__(
-        self, arrays: dict[str, Array], slots: int, places: Callable[[], tuple[Array, Array]]
+        self,
+        arrays: Rows,
+        slots: int,
+        places: Callable[[], tuple[Array, Array]],
+        convert: Callable[[Rows], tuple[Array | None, Rows]] = _as_they_are,
     ) -> None:
         self._arrays = arrays
-        self._where = np.zeros(slots, np.int32)
-        self._places = places
-        self._aside: list[dict[str, Array]] = []
+        self._places, self._convert = places, convert
+        widths = [array[:1].nbytes for array in arrays.values()]
+        padded = [-(-width // _ALIGNMENT) * _ALIGNMENT for width in widths]
+        self._record = sum(padded)
+        self._lines = np.zeros((len(widths), ARRAY_COLUMNS), np.int64)
+        self._lines[:, 0] = [address_of(array) for array in arrays.values()]
+        self._lines[:, 1], self._lines[:, 2] = widths, np.cumsum(padded) - padded
+        self._where = for_a_while((slots,), np.int32, zeroed=True)
+        self._aside: list[Array] = []  # what has the records
+        self._chunks = [(1, 0)]  # number and address of each one's first
         self._kept = 0
         self._lock = threading.Lock()  # of all above
         self._wanted = False
+        self._asked = time.monotonic()  # when an update last wanted to write
+        self._hurried = False  # somebody waits for the copy
         self._copying = threading.Lock()
-        self._result: tuple[Array, dict[str, Array]] | None = None
+        self._result: tuple[Array, Rows] | None = None
 
     def keep(self, slots: Array) -> None:
-        """Put aside what slots hold that are about to be written; each of them is named once."""
-        if self._result is not None:
-            return
-        if len(slots) and int(slots.max()) >= len(self._where):
-            slots = slots[slots < len(self._where)]
-        self._wanted = True
-        with self._lock:
-            self._wanted = False
-            new = slots[self._where[slots] == 0]
-            if len(new):
-                self._where[new] = np.arange(self._kept + 1, self._kept + 1 + len(new))
-                self._aside.append(
-                    {name: np.take(array, new, axis=0) for name, array in self._arrays.items()}
-                )
-                self._kept += len(new)
+        """Put aside what slots hold that are about to be written."""
+        keep_all([(self, slots)])
 
-    def collect(self) -> tuple[Array, dict[str, Array]]:
-        """Rows in ascending order, and the arrays of them by name; copied once, by whoever asks first."""
+    def collect(self, *, beside: bool = False) -> tuple[Array, Rows]:
+        """Rows in ascending order, and the arrays of them by name; copied once, by whoever asks first.
+
+        Args:
+            beside: whether this thread has time, and should leave the cores to steps that go on.
+        """
+        self._hurried = self._hurried or not beside
         with self._copying:
             if self._result is None:
-                self._result = self._collect()
-                self._arrays, self._aside = {}, []
+                result = self._collect()
+                with self._lock:
+                    self._result = result
+                    self._arrays, self._aside, self._where = {}, [], self._where[:0]
             return self._result
 
     @property
@@ -79,39 +113,101 @@ class RowCopy:
         """Whether all is copied."""
         return self._result is not None
 
-    def _collect(self) -> tuple[Array, dict[str, Array]]:
-        rows, slots = self._places()
-        order = np.argsort(rows)
-        rows, slots = rows[order], slots[order]
-        copies = {
-            name: np.empty((len(slots), *array.shape[1:]), array.dtype)
+    def _collect(self) -> tuple[Array, Rows]:
+        begin = time.thread_time()
+        rows, slots = _sorted(*self._places())
+        piece = max(PIECE_BYTES // max(int(self._lines[:, 1].sum()), 1), 1)
+        room = {
+            name: np.empty((min(piece, len(slots)), *array.shape[1:]), array.dtype)
             for name, array in self._arrays.items()
         }
-        where = np.empty(len(slots), np.int32)
-        width = sum(array[:1].nbytes for array in self._arrays.values())
-        piece = max(PIECE_BYTES // max(width, 1), 1)
+        _, empty = self._convert({name: array[:0] for name, array in room.items()})
+        result = {name: for_a_while((len(slots), *a.shape[1:]), a.dtype) for name, a in empty.items()}
+        taken = 0  # of the result; rows that do not count are left out
         for first in range(0, len(slots), piece):
-            span = slice(first, first + piece)
+            begin = self._rest(begin)
+            some = slots[first : first + piece]
+            copies = {name: array[: len(some)] for name, array in room.items()}
             while self._wanted:  # a lock alone would let this loop have it again and again
                 time.sleep(_POLL_SECS)
             with self._lock:
-                self._copy(slots[span], where[span], {name: copy[span] for name, copy in copies.items()})
-        self._take_aside(where, copies)
-        return rows, copies
+                self._copy(some, copies)
+            counts, converted = self._convert(copies)
+            own = rows[first : first + piece]
+            if counts is not None and not counts.all():
+                own, converted = own[counts], {name: array[counts] for name, array in converted.items()}
+            for name, array in converted.items():
+                result[name][taken : taken + len(own)] = array
+            rows[taken : taken + len(own)] = own
+            taken += len(own)
+        return rows[:taken], {name: array[:taken] for name, array in result.items()}
 
-    def _copy(self, slots: Array, where: Array, copies: dict[str, Array]) -> None:
+    def _rest(self, begin: float) -> float:
+        """Let steps have the cores, if there are any; `begin` and the result are times of this thread."""
+        if not self._hurried and time.monotonic() - self._asked < STEPS_SECS:
+            time.sleep(REST * (time.thread_time() - begin))
+        return time.thread_time()
+
+    def _copy(self, slots: Array, copies: Rows) -> None:
         """Copy slots; rows that were put aside are being changed, and come from there."""
-        np.take(self._where, slots, out=where, mode="clip")
-        for name, copy in copies.items():
-            np.take(self._arrays[name], slots, axis=0, out=copy, mode="clip")
-        self._where[slots[where == 0]] = -1
+        targets = np.array([address_of(copy) for copy in copies.values()], np.int64)
+        chunks = np.array(self._chunks, np.int64)
+        launch(
+            compiled(gather_task),
+            *(self._where, self._lines, len(self._lines), targets, slots, len(slots)),
+            *(chunks, len(chunks), self._record),
+            tasks=1,
+        )
 
-    def _take_aside(self, where: Array, copies: dict[str, Array]) -> None:
-        aside = np.flatnonzero(where > 0)
-        if len(aside):
-            for name, copy in copies.items():
-                entries = np.concatenate([part[name] for part in self._aside])
-                copy[aside] = entries[where[aside] - 1]
+
+def keep_all(owed: Sequence[tuple[RowCopy, Array]]) -> None:
+    """Put aside what slots hold that are about to be written, for several copies at once."""
+    for copy, _ in owed:
+        copy._wanted = True
+    with ExitStack() as held:
+        for copy, _ in owed:
+            held.enter_context(copy._lock)  # of the thread that copies, which has no second one meanwhile
+            copy._wanted, copy._asked = False, time.monotonic()
+        _put_aside([(copy, np.ascontiguousarray(s, np.int64)) for copy, s in owed if not copy.done])
+
+
+def _put_aside(owed: Sequence[tuple[RowCopy, Array]]) -> None:
+    """What `keep_all` does under the locks; all records of one call lie together."""
+    sizes = [copy._record * len(slots) for copy, slots in owed]
+    if not sum(sizes):
+        return
+    memory = np.empty(sum(sizes), np.uint8)
+    jobs = np.zeros((len(owed), JOB_COLUMNS), np.int64)
+    at = address_of(memory)
+    for job, (copy, slots), size in zip(jobs, owed, sizes, strict=True):
+        lines = copy._lines
+        job[:JOB_KEPT] = (
+            *(address_of(copy._where), len(copy._where), address_of(lines), len(lines)),
+            *(address_of(slots), len(slots), at, copy._record, copy._kept + 1),
+        )
+        at += size
+    launch(compiled(keep_tasks), jobs, len(jobs), tasks=len(jobs))
+    at = address_of(memory)
+    for (copy, _), size, kept in zip(owed, sizes, jobs[:, JOB_KEPT].tolist(), strict=True):
+        if kept:
+            copy._aside.append(memory)
+            copy._chunks.append((copy._kept + 1, at))
+            copy._kept += kept
+        at += size
+
+
+def kernels() -> list[Wanted]:
+    """What copies need compiled, in the order of need."""
+    return [Wanted(keep_tasks), Wanted(sort_task), Wanted(gather_task)]
+
+
+def _sorted(rows: Array, slots: Array) -> tuple[Array, Array]:
+    """Rows in ascending order, and their slots; `argsort` takes several times as long."""
+    rows, slots = (np.ascontiguousarray(array, np.int64) for array in (rows, slots))
+    other_rows, other_slots = np.empty_like(rows), np.empty_like(slots)
+    counts, moved = np.empty(DIGITS, np.int64), np.zeros(1, np.int64)
+    launch(compiled(sort_task), rows, slots, len(rows), other_rows, other_slots, counts, moved, tasks=1)
+    return (other_rows, other_slots) if moved[0] else (rows, slots)
 
 
 def indexed_places(indexes: Sequence[Array], slots: int) -> tuple[Array, Array]:

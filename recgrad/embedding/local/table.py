@@ -28,7 +28,7 @@ from recgrad.embedding.local.layout import (
     KIND,
     ROWS,
 )
-from recgrad.embedding.local.lines import Lines, StateArray
+from recgrad.embedding.local.lines import Lines, StateArray, part_of
 from recgrad.embedding.local.memory import Region
 from recgrad.embedding.local.row_copy import RowCopy
 from recgrad.embedding.local.slots import SlotIndex
@@ -213,10 +213,10 @@ class Table(EmbeddingTable):
         """`parts` of this moment: copied by whoever calls it, while training goes on."""
         self.finish_copy()
         slots, places = self._places_of_now()
-        begun = self.lines.begin_copy(slots, places, self._bits_of_now(slots))
-        self._copying = weakref.ref(begun)  # a copy that nobody wants any more ends by that
         missed = None if self.history is None else self.history.missed_now()
-        return self.lines.parts_of(begun, missed)
+        begun = self.lines.begin_copy(slots, places, self._bits_of_now(slots), missed)
+        self._copying = weakref.ref(begun)  # a copy that nobody wants any more ends by that
+        return lambda: [part_of(begun)]  # not of `self`: the table may go before somebody asks
 
     def _places_of_now(self) -> tuple[int, Callable[[], tuple[Array, Array]]]:
         """How many slots there are, and what gives the rows that have them now, in any thread."""

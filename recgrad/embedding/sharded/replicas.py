@@ -11,7 +11,6 @@ from torch import Tensor
 
 from recgrad.embedding.local.engine import LocalEngine
 from recgrad.embedding.local.group import DimGroup
-from recgrad.embedding.local.inputs import address_of
 from recgrad.embedding.local.layout import (
     BAGS,
     IDS,
@@ -20,6 +19,7 @@ from recgrad.embedding.local.layout import (
     VECTOR_STRIDE,
     VECTORS,
 )
+from recgrad.embedding.local.memory import address_of
 from recgrad.embedding.local.pending import SUMMED, Source
 
 

@@ -14,14 +14,13 @@ import numpy.typing as npt
 from recgrad.embedding.engine import LivingRows, TableMemory, Turnover
 from recgrad.embedding.living import COUNT, DISTANCE, FALLBACK, LivingSpec
 from recgrad.embedding.local.initializer import parse_init_fn, table_key
-from recgrad.embedding.local.inputs import address_of
 from recgrad.embedding.local.layout import FROZEN, INIT, KEYS, TABLE_COLUMNS
 from recgrad.embedding.local.layout import KEY as TABLE_KEY
 from recgrad.embedding.local.living import layout as at
 from recgrad.embedding.local.living.candidates import best_first
 from recgrad.embedding.local.living.growth import IndexMemory
 from recgrad.embedding.local.living.rows import counters_task, place_task, reindex_task
-from recgrad.embedding.local.memory import Region
+from recgrad.embedding.local.memory import Region, address_of
 from recgrad.embedding.local.table import Table
 from recgrad.embedding.local.transfer import initial_task
 from recgrad.embedding.spec import Shard, TableSpec

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recgrad.embedding.local.inputs import address_of
 from recgrad.embedding.local.layout import BAGS, IDS, OFFSETS
 from recgrad.embedding.local.living import layout as at
 from recgrad.embedding.local.living.find import (
@@ -26,6 +25,7 @@ from recgrad.embedding.local.living.find import (
 )
 from recgrad.embedding.local.living.rounds import round_tasks
 from recgrad.embedding.local.living.table import LivingTable
+from recgrad.embedding.local.memory import address_of
 from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import launch
 
