@@ -85,6 +85,47 @@ def move_tasks(a: int) -> None:
         task = next_task(a)
 
 
+# Other columns: runs of them, (first, width) each, side by side in `rest`.
+(O_TASKS, O_ROWS, RUNS, RUN_COUNT, WHOLE, WHOLE_ROW, WHOLE_WIDTH, PART, PART_ROW, SPREAD) = range(
+    FIRST, FIRST + 10
+)
+
+
+@njit(nogil=True)
+def _clear(at, width):  # type: ignore[no-untyped-def]
+    i = 0
+    while i + LINE <= 4 * width:
+        store(at + i, zeros16())
+        i += LINE
+    while i < 4 * width:
+        store(at + i, np.float32(0))
+        i += 4
+
+
+@njit(nogil=True)
+def rest_tasks(a: int) -> None:
+    """Some rows each: rest ← runs of columns, or back, with 0 in the columns between the runs."""
+    runs, count = field(a, RUNS), field(a, RUN_COUNT)
+    task = next_task(a)
+    while task < field(a, O_TASKS):
+        first = ROWS_OF_TASK * task
+        for r in range(first, min(first + ROWS_OF_TASK, field(a, O_ROWS))):
+            whole, part = field(a, WHOLE) + r * field(a, WHOLE_ROW), field(a, PART) + r * field(a, PART_ROW)
+            end = 0
+            for i in range(count):
+                begin, width = field(runs, 2 * i), field(runs, 2 * i + 1)
+                if field(a, SPREAD) == 0:
+                    copy_rows(whole + 4 * begin, 0, part, 0, 1, width)
+                else:
+                    _clear(whole + 4 * end, begin - end)
+                    copy_rows(part, 0, whole + 4 * begin, 0, 1, width)
+                part += 4 * width
+                end = begin + width
+            if field(a, SPREAD) != 0:
+                _clear(whole + 4 * end, field(a, WHOLE_WIDTH) - end)
+        task = next_task(a)
+
+
 # A block of a product: addresses of a, b and out, and how many steps, rows and vectors.
 (BLOCK_A, BLOCK_B, BLOCK_OUT, BLOCK_STEPS, BLOCK_ROWS, BLOCK_VECTORS, BLOCK_COLUMNS) = range(7)
 (TASKS, BLOCKS, A_ROW, A_STEP, B_VECTOR, B_STEP, P_OUT_ROW) = range(FIRST, FIRST + 7)

@@ -27,14 +27,14 @@ from recgrad.nn import layer_products as own
 from recgrad.nn.field_ids import FieldIds, field_ids
 
 Array = npt.NDArray[Any]
-ROWS_OF_ID = 6  # rows that each id of a field of 16 columns must have on the average
+ROWS_OF_ID = 5  # rows that each id of a field of 16 columns must have on the average
 MOST_IN_ALL = 2  # distinct ids of all fields, for each row: what is made of them takes as much memory
 
 
 def needed() -> list[Wanted]:
     """What a step needs compiled."""
-    tasks = (kernels.move_tasks, kernels.product_tasks, kernels.row_tasks, kernels.sum_tasks)
-    return [*numbering.needed(), *(Wanted(task) for task in tasks)]
+    tasks = (kernels.rest_tasks, kernels.move_tasks, kernels.product_tasks, kernels.row_tasks)
+    return [*numbering.needed(), *(Wanted(task) for task in tasks), Wanted(kernels.sum_tasks)]
 
 
 class Distinct(NamedTuple):
@@ -115,6 +115,7 @@ class Split(NamedTuple):
 
     Attributes:
         rest: runs of other columns, (first, one past the last).
+        runs: int64 [runs, 2], the same as (first, width).
         width: their number.
         vectors: of the widest field.
         chosen: for each field 16 · vectors columns of the weight, one past its last where there are fewer.
@@ -123,6 +124,7 @@ class Split(NamedTuple):
     """
 
     rest: tuple[tuple[int, int], ...]
+    runs: Array
     width: int
     vectors: int
     chosen: Tensor
@@ -146,6 +148,7 @@ def split_columns(fields: tuple[tuple[int, int], ...], width: int) -> Split:
     place = np.flatnonzero(flat < width)
     return Split(
         rest,
+        np.array([(first, last - first) for first, last in rest], np.int64).reshape(-1, 2),
         sum(last - first for first, last in rest),
         vectors,
         torch.from_numpy(flat),
@@ -255,12 +258,12 @@ class DistinctLayer:
         blocks[:, kernels.BLOCK_VECTORS] = split.vectors
         strides = (4 * sums.stride(0), 4, LINE * units, LINE, 4 * found.stride(0))
         launch(compiled(kernels.product_tasks), len(blocks), blocks, *strides, tasks=len(blocks))
-        below = torch.zeros(self.shape)
-        self._move(below, found, back=True)
+        rest = own.new_matrix(self.shape[0], 1, max(split.width, 1), odd=False)
         if split.width:
-            rest = own.new_matrix(self.shape[0], 1, split.width, odd=False)
             own.backward(g, own.pack(_rest_weight(weight, split)[None], transposed=False), rest, None)
-            _put_rest(below, rest, split)
+        below = torch.empty(self.shape)
+        _move_rest(below, rest, split, back=True)
+        self._move(below, found, back=True)
         return below
 
     def _move(self, x: Tensor, vectors: Tensor, *, back: bool) -> None:
@@ -282,11 +285,22 @@ def _chosen(weight: Tensor, split: Split) -> Tensor:
 def _rest(x: Tensor, split: Split) -> Tensor:
     """The other columns of x; one of 0 where there are none."""
     found = own.new_matrix(x.shape[0], 1, max(split.width, 1))
-    at = 0
-    for first, last in split.rest:
-        found[:, at : at + last - first] = x[:, first:last]
-        at += last - first
-    return found if at else found.zero_()
+    if not split.width:
+        return found.zero_()
+    _move_rest(x, found, split, back=False)
+    return found
+
+
+def _move_rest(x: Tensor, rest: Tensor, split: Split, *, back: bool) -> None:
+    """rest ← the other columns of x; or back, with 0 in the columns of fields."""
+    rows, width = x.shape
+    tasks = -(-rows // kernels.ROWS_OF_TASK)
+    launch(
+        compiled(kernels.rest_tasks),
+        *(tasks, rows, split.runs, len(split.runs), x.data_ptr(), 4 * x.stride(0), width),
+        *(rest.data_ptr(), 4 * rest.stride(0), int(back)),
+        tasks=tasks,
+    )
 
 
 def _rest_weight(weight: Tensor, split: Split) -> Tensor:

@@ -116,7 +116,7 @@ def test_a_field_with_few_ids_is_taken_and_one_with_many_is_not():
 
 
 @pytest.mark.parametrize(
-    ("rows", "width", "most"), [(8192, 16, 1365), (8192, 64, 2730), (8192, 4, 85), (5, 16, 0)]
+    ("rows", "width", "most"), [(8192, 16, 1638), (8192, 64, 3276), (8192, 4, 102), (4, 16, 0)]
 )
 def test_wider_fields_may_have_more_ids(rows, width, most):
     assert most_ids(rows, np.array([width])).tolist() == [most]
