@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 from ranks.run import BATCH, BATCHES, RANKS, Run
 
+from recgrad.data.batch import Batch
 from recgrad.embedding.sharded.ids import Exchange
 from recgrad.embedding.sharded.kernel import ShardKernel
 from recgrad.embedding.sharded.whole_tables import BagExchange, HeldBags
+from recgrad.embedding.sharded.whole_tables.outgoing import ROWS_OF_ID
 from recgrad.training.processes.shared_group import SharedWork
 from recgrad.training.runtime import set_threads
 from recgrad.training.synchronize import share_losses
@@ -108,8 +110,9 @@ def phases(run: Run, plan: str, rounds: int) -> None:
         measured_step(run, i, found)
         steps.append((found.seconds, found.sent, found.calls))
     everyone = run.processes.gather(steps[1:])
+    expected = expected_vectors(run, plan)
     if run.processes.is_main:
-        show_phases(run, plan, everyone)
+        show_phases(plan, everyone, expected)
 
 
 def measured_step(run: Run, i: int, found: Phases) -> None:
@@ -154,8 +157,8 @@ def measured_step(run: Run, i: int, found: Phases) -> None:
             updater.step()
 
 
-def show_phases(run: Run, plan: str, everyone: Sequence[Any]) -> None:
-    """A line for each phase: milliseconds of the ranks, and what a rank sends in it."""
+def show_phases(plan: str, everyone: Sequence[Any], expected: Sequence[Sequence[int]]) -> None:
+    """A line for each phase: milliseconds of the ranks, and what a rank sends in it, as expected."""
     first = everyone[0]
     names = [name for name in first[0][0] if name != "other"]
     total = sum(median([step[0].get(name, 0.0) for step in first]) for name in names)
@@ -170,14 +173,34 @@ def show_phases(run: Run, plan: str, everyone: Sequence[Any]) -> None:
         kinds = ", ".join(f"{n} {kind}" for (phase, kind), n in first[0][2].items() if phase == name)
         print(f"{name:24} {spent[0]:8.1f} {spent[1]:8.1f}   {sent[0]:10.3f} {sent[1]:10.3f}   {kinds}")
     sys.stdout.flush()
-    for name in ("vectors back", "vectors' gradients"):
-        sent = median([sum(n for (phase, _), n in step[1].items() if phase == name) for step in first])
-        assert sent == expected_vectors(run, plan), f"{name}: {sent} bytes counted, but not planned"
+    for name, of_batch in zip(("vectors back", "vectors' gradients"), expected):
+        sent = [sum(n for (phase, _), n in step[1].items() if phase == name) for step in first]
+        planned = [of_batch[i % BATCHES] for i in range(1, len(sent) + 1)]
+        assert sent == planned, f"{name}: {sent} bytes counted, but {planned} planned"
 
 
-def expected_vectors(run: Run, plan: str) -> float:
-    """Bytes of pooled vectors that rank 0 sends, from the plan alone."""
-    tables = run.engine.tables.values()
-    # Row-wise, a rank has partial sums of all bags of the others.
-    width = sum(table.spec.dim for table in tables if plan == "row_wise" or table.shards)
-    return (RANKS - 1) * BATCH * 4 * width
+def expected_vectors(run: Run, plan: str) -> tuple[list[int], list[int]]:
+    """Bytes of pooled vectors and of their gradients that rank 0 sends, by batch, from plan and ids alone."""
+    tables = run.engine.tables
+    if plan == "row_wise":  # a rank has partial sums of all bags of the others
+        size = (RANKS - 1) * BATCH * 4 * sum(table.spec.dim for table in tables.values())
+        return [size] * BATCHES, [size] * BATCHES
+    wanted = run.processes.gather([bags_by_key(batch) for batch in run.batches])
+    features = {(spec.table, spec.key) for spec in run.engine.lookups.values()}
+    vectors, gradients = [0] * BATCHES, [0] * BATCHES
+    for table, key in features:
+        spec, held = tables[table].spec, bool(tables[table].shards)
+        for i in range(BATCHES):
+            others = sum(of_rank[i][key] for of_rank in wanted[1:])
+            vectors[i] += 4 * spec.dim * others if held else 0
+            gradients[i] += 0 if held else 4 * spec.dim * wanted[0][i][key]
+    return vectors, gradients
+
+
+def bags_by_key(batch: Batch) -> dict[str, int]:
+    """How many vectors a rank needs of each key: one for an id, or for a row where ids hardly repeat."""
+    ids = batch.sparse
+    distinct = {key: len(ids[key].values.unique()) for key in ids.keys}
+    return {
+        key: count if count <= batch.size // ROWS_OF_ID else batch.size for key, count in distinct.items()
+    }

@@ -8,7 +8,8 @@
              (code, place in its chunk of CHUNK rows) of each chunk by code, equal codes in the order of rows:
              whoever adds up rows by code so keeps a sum in registers, and adds in one order
 
-A field with more distinct ids than its limit, or with several ids in a row, is given up: NOT_FEW.
+A field with more distinct ids than its limit, or with several ids in a row, is given up: NOT_FEW. Rows
+without an id share the code of the id MISSING, or are left out and have the code NO_CODE.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ CHUNK_BITS = 10
 CHUNK = 1 << CHUNK_BITS  # rows: four vectors of each lie in the second cache
 MISSING = -(1 << 63)  # the id of a row without one
 NOT_FEW = -1
+NO_CODE = -1
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 
 Array = npt.NDArray[np.int64]
@@ -39,7 +41,7 @@ class Numbered(NamedTuple):
         counts: int64 [fields], how many distinct ids there are, or NOT_FEW.
         codes: int32 [fields, rows].
         firsts: int32 [fields, the largest limit].
-        keys: int64, as firsts; MISSING for rows without an id.
+        keys: int64, as firsts; MISSING for rows without an id, unless they are left out.
         order: int32 [fields, rows], code · CHUNK + place in the chunk; None where it was not asked for.
     """
 
@@ -50,7 +52,9 @@ class Numbered(NamedTuple):
     order: npt.NDArray[np.int32] | None
 
 
-def number_ids(rows: int, ids: Array, lengths: Array, limits: Array, *, ordered: bool) -> Numbered:
+def number_ids(
+    rows: int, ids: Array, lengths: Array, limits: Array, *, ordered: bool, leave_missing: bool = False
+) -> Numbered:
     """Number the ids of fields.
 
     Args:
@@ -59,7 +63,9 @@ def number_ids(rows: int, ids: Array, lengths: Array, limits: Array, *, ordered:
         lengths: [fields], where the number of ids of each row is: int32; 0 for one in each.
         limits: [fields], of distinct ids.
         ordered: whether to sort rows by code.
+        leave_missing: leave out rows without an id; not where rows are sorted.
     """
+    assert not (ordered and leave_missing)
     fields, most = len(ids), max(int(limits.max(initial=0)), 1)
     codes = np.empty((fields, rows), np.int32)
     order = np.empty((fields, rows), np.int32) if ordered else None
@@ -68,7 +74,7 @@ def number_ids(rows: int, ids: Array, lengths: Array, limits: Array, *, ordered:
     launch(
         compiled(number_tasks),
         *(fields, rows, limits, most, 4 << (most - 1).bit_length()),
-        *(ids, lengths, codes, firsts, keys, counts, 0 if order is None else order),
+        *(ids, lengths, codes, firsts, keys, counts, 0 if order is None else order, int(leave_missing)),
         tasks=fields,
     )
     return Numbered(counts, codes, firsts, keys, order)
@@ -79,13 +85,13 @@ def needed() -> list[Wanted]:
     return [Wanted(number_tasks)]
 
 
-(FIELDS, ROWS, LIMITS, MOST, PLACES, IDS, LENGTHS, CODES, FIRSTS, KEYS, COUNTS, ORDER) = range(
-    FIRST, FIRST + 12
+(FIELDS, ROWS, LIMITS, MOST, PLACES, IDS, LENGTHS, CODES, FIRSTS, KEYS, COUNTS, ORDER, LEAVE_MISSING) = range(
+    FIRST, FIRST + 13
 )
 
 
 @njit(nogil=True)
-def _number(table, places, ids, lengths, rows, limit, codes, firsts, keys):  # type: ignore[no-untyped-def]
+def _number(table, places, ids, lengths, rows, limit, codes, firsts, keys, leave):  # type: ignore[no-untyped-def]
     """Number the ids of one field; how many there are, or NOT_FEW where that is above the limit."""
     for place in range(places):
         store_i32(table + 4 * place, -1)
@@ -98,6 +104,9 @@ def _number(table, places, ids, lengths, rows, limit, codes, firsts, keys):  # t
         if length == 1:
             key = load_i64(ids)
             ids += 8
+        elif leave != 0:
+            store_i32(codes + 4 * r, NO_CODE)
+            continue
         place = ((key * _GOLDEN) >> 32) & (places - 1)
         code = load_i32(table + 4 * place)
         while code >= 0 and load_i64(keys + 8 * code) != key:
@@ -148,7 +157,7 @@ def number_tasks(a: int) -> None:
         count = _number(
             address(table), places, field(field(a, IDS), task), field(field(a, LENGTHS), task), rows,
             field(field(a, LIMITS), task), codes, field(a, FIRSTS) + 4 * most * task,
-            field(a, KEYS) + 8 * most * task,
+            field(a, KEYS) + 8 * most * task, field(a, LEAVE_MISSING),
         )  # fmt: skip
         store_i64(field(a, COUNTS) + 8 * task, count)
         if count > 0 and field(a, ORDER) != 0:

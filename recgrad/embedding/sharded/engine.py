@@ -137,10 +137,22 @@ class ShardedEngine(EmbeddingEngine):
             for sharding in plan.plan.get(POOLED, {}).values()
         )
         pooled = [k for k in self._kernels if isinstance(k, ShardKernel) and not k.sequence]
-        self._whole = None if place_of is None else WholeTables(pooled, group, half)
+        self._whole = None if place_of is None else WholeTables(pooled, self._key_tables(), group, half)
         self._trainable = frozenset(name for name, spec in specs.items() if spec.trainable)
         self._pending: set[str] = set()
         self._averaged = False
+
+    def _key_tables(self) -> list[list[ShardedTable]]:
+        """By key of bags, its tables; none where a table counts how often its ids were seen."""
+        found: list[dict[str, ShardedTable]] = [{} for _ in self.keys]
+        for name, place in self.features.place.items():
+            if name not in self.features.from_rows:
+                table = self.tables[self.lookups[name].table]
+                found[place][table.name] = table
+        return [
+            [] if any(table.spec.living is not None for table in own.values()) else list(own.values())
+            for own in found
+        ]
 
     def _table(self, spec: TableSpec, sharding_type: str) -> ShardedTable:
         shards = [t for k in self._kernels for t in k.engine.tables.values() if _whole(t) == spec.name]
@@ -189,7 +201,8 @@ class ShardedEngine(EmbeddingEngine):
         found: dict[str, Exchange | BagExchange] = {}
         if self._whole is not None:
             assert prepared.ids is not None
-            found[POOLED] = BagExchange(self._whole, prepared.ids)
+            counts = prepared.counts[: len(self.keys)].numpy()
+            found[POOLED] = BagExchange(self._whole, prepared.ids, counts)
         elif POOLED in modules:
             assert prepared.ids is not None
             bags = self._bags(prepared.rows)

@@ -48,6 +48,8 @@ class ShardKernel(BaseEmbedding):  # type: ignore[misc]
     Attributes:
         features, dims: what it gives vectors of, in the order of their columns, and how many each has.
         places: of the keys that it needs, ascending.
+        blocks: what `look_up` gives, features and their dim in the order of columns; a block for each dim.
+        feature_places: of the key of each feature.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class ShardKernel(BaseEmbedding):  # type: ignore[misc]
         self.features = tuple(name for _, name in held)
         self.dims = tuple(spec.dim for spec, _ in held)
         places = range(len(held)) if place_of is None else [place_of[name] for name in self.features]
+        self.feature_places = dict(zip(self.features, places))
         self.places = tuple(sorted(set(places)))
         self._keys = [str(i) for i in range(len(held))]
         lookups = [
@@ -83,6 +86,13 @@ class ShardKernel(BaseEmbedding):  # type: ignore[misc]
             sequence_keys=keys if sequence else (),
             seed=seed,
         )
+        of_key = dict(zip(self._keys, self.features))
+        names = [list(group.columns) for group in self.engine.groups.values()]
+        self._block_keys = [own for own in names if own]
+        self.blocks = [
+            ([of_key[key] for key in own], self.engine.tables[self.engine.lookups[own[0]].table].dim)
+            for own in self._block_keys
+        ]
 
     @property
     def config(self) -> GroupedEmbeddingConfig:
@@ -104,9 +114,10 @@ class ShardKernel(BaseEmbedding):  # type: ignore[misc]
             output = self.engine(ids).pooled(self._keys)
         return _with_gradient(output).to(device)
 
-    def look_up(self, ids: Ids) -> Tensor:
-        """[bags, sum of dims]: the sums of bags, from the ids of each key once."""
-        return _with_gradient(self.engine(ids).pooled(self._keys))
+    def look_up(self, ids: Ids) -> list[Tensor]:
+        """[bags, columns] of each of `blocks`: the sums of bags, from the ids of each key once."""
+        embedded = self.engine(ids)
+        return [embedded.pooled(keys) for keys in self._block_keys]
 
     def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
         """None: tables are no module parameters."""

@@ -155,10 +155,9 @@ class Processes:
         sum_kind = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
         flat = torch.cat([tensor.detach().reshape(-1).to(sum_kind) for tensor in bucket])
         dist.all_reduce(flat, group=self.group if flat.device.type == "cpu" else None)
-        flat.div_(self.world_size)
         parts = torch.split_with_sizes(flat, [tensor.numel() for tensor in bucket])
         for tensor, part in zip(bucket, parts):
-            tensor.detach().copy_(part.view(tensor.shape))
+            torch.div(part.view(tensor.shape), self.world_size, out=tensor.detach())
 
     @contextmanager
     def guard(self) -> Iterator[None]:

@@ -14,9 +14,10 @@ were copied, and x86 processors show their writes to others in that order; elsew
 
 A transfer is posted, which copies what there is room for, and waited for. Whoever waits, for whatever
 transfer, moves all that were posted, in their order: so rings of any size suffice, and nobody waits in a
-circle. Waiting is sleeping in short turns. The memory has no name in any file system (a memfd, which others
-open through /proc), so /dev/shm limits nothing and nothing is left when processes die. Each holds a lock of
-it, which the kernel takes back when the process ends in whatever way: that is how those that wait see it.
+circle. Waiting is looking again and again, and soon sleeping, for longer the longer it has lasted. The memory
+has no name in any file system (a memfd, which others open through /proc), so /dev/shm limits nothing and
+nothing is left when processes die. Each holds a lock of it, which the kernel takes back when the process ends
+in whatever way: that is how those that wait see it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ PAGE = 4096
 PIECE_BYTES = 1 << 20  # fits a core's own cache, and lets the receiver begin before all is written
 TOTAL_BYTES = 64 << 20
 SMALLEST_RING, LARGEST_RING = 64 << 10, 16 << 20
+LOOKING_SECS = 150e-6  # before the first sleep: from one that is shorter a process would return late
+PAUSE_SHARE = 0.125  # of the time that was waited so far
 FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 20e-6, 1e-3
 LOOK_SECS = 0.25  # between looks at whether the others are alive
 
@@ -124,13 +127,15 @@ class Rings:
         Raises:
             RuntimeError: another rank has ended, or for `timeout_secs` no byte has moved.
         """
-        pause, since = FIRST_PAUSE_SECS, time.monotonic()
-        looked = since
+        looked = since = time.monotonic()
         while transfer.left:
             if self._move():
-                pause, since = FIRST_PAUSE_SECS, time.monotonic()
+                since = time.monotonic()
                 continue
             now = time.monotonic()
+            if now - since < LOOKING_SECS:
+                os.sched_yield()  # the rank that is waited for may have to share this core
+                continue
             if now - looked > LOOK_SECS:
                 looked = now
                 gone = self._gone()
@@ -138,8 +143,7 @@ class Rings:
                     raise RuntimeError(f"connection closed by peer: rank {gone} has left the shared memory")
             if now - since > self.timeout_secs:
                 raise RuntimeError(f"wait timeout: no byte came for {self.timeout_secs:g} s")
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECS)
+            time.sleep(min(max(PAUSE_SHARE * (now - since), FIRST_PAUSE_SECS), LONGEST_PAUSE_SECS))
 
     def close(self) -> None:
         """Leave: the others see it when they wait for this rank."""

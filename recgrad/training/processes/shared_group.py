@@ -135,7 +135,7 @@ class SharedMemoryGroup(_Group):  # type: ignore[misc]
             return self._reduce(tensor, [tensor] * self.size(), opts)
         flat = tensor.detach().view(-1)
         shares = list(flat.tensor_split(self.size()))
-        own = torch.empty_like(shares[self.rank()])
+        own = shares[self.rank()]
         self._reduce(own, shares, opts).wait()
         return self._exchange(shares, [own] * self.size())
 
@@ -143,13 +143,15 @@ class SharedMemoryGroup(_Group):  # type: ignore[misc]
         reduction = next((own for kind, own in _REDUCTIONS if opts.reduceOp == kind), None)
         if reduction is None:
             raise NotImplementedError("shared memory: only sums and maxima are reduced")
-        parts = [torch.empty_like(output) for _ in range(self.size())]
+        parts = [torch.empty_like(output) for _ in inputs]
+        own = self.rank()
+        parts[own] = inputs[own].detach().view(output.shape)  # it may be the output, which is written last
 
         def finish() -> None:
-            total = parts[0]
-            for part in parts[1:]:
-                total = reduction(total, part, out=total)
-            output.detach().copy_(total)
+            total, room = parts[0], parts[0 if own else 1]
+            for part in parts[1:-1]:
+                total = reduction(total, part, out=room)
+            reduction(total, parts[-1], out=output.detach())
 
         return self._exchange(parts, inputs, finish)
 
@@ -164,7 +166,8 @@ class SharedMemoryGroup(_Group):  # type: ignore[misc]
         transfer = self.rings.post(sends, receives)
         assert kept is not None
         assert own is not None
-        kept.copy_(own)  # while the others read what was posted
+        if kept.data_ptr() != own.data_ptr():
+            kept.copy_(own)  # while the others read what was posted
         return SharedWork(self.rings, transfer, (outputs, inputs), finish)
 
 

@@ -1,4 +1,4 @@
-"""Bags over whole tables: what the local engine computes, with the ids of each key sent once to a holder."""
+"""Bags over whole tables: what the local engine computes, with ids sent once to each holder."""
 
 from __future__ import annotations
 
@@ -9,65 +9,95 @@ import numpy as np
 import pytest
 import torch
 
+from recgrad.embedding.living import COUNT, NUM_ROWS, LivingSpec
 from recgrad.embedding.local.engine import Ids, LocalEngine
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.optim.sparse.optimizer import SPARSE_OPTIMIZERS
 
 pytest.importorskip("torchrec", exc_type=(ImportError, OSError))
 
-STEPS = 4
-KEYS = ("user", "tags")
-SIZES = (37, 50)
+STEPS = 5
+KEYS = ("user", "tags", "item")
+SIZES = (37, 50, 41)
 TABLES = [
-    TableSpec("user", 37, 8, sharding_types=("table_wise",)),
+    TableSpec("user", 37, 16, sharding_types=("table_wise",)),
     TableSpec("wide", 37, 4, sharding_types=("table_wise",)),
-    TableSpec("tags", 50, 16, sharding_types=("table_wise",)),
+    TableSpec("tags", 50, 10, sharding_types=("table_wise",)),
     TableSpec("fixed", 50, 4, trainable=False, sharding_types=("table_wise",)),
+    TableSpec("item", 41, 16, sharding_types=("table_wise",)),
 ]
 LOOKUPS = [
     LookupSpec("user", "user", "user"),
     LookupSpec("tags", "tags", "tags"),
     LookupSpec("user@wide", "user", "wide"),
     LookupSpec("tags@fixed", "tags", "fixed"),
+    LookupSpec("item", "item", "item"),
+    LookupSpec("again", "user", "user"),  # one feature under two names
 ]
+MANNERS = ("many", "few", "few or none", "many or none", "none", "bags")
 
 
-def batch(step: int, rank: int, single: bool) -> tuple[Ids, torch.Tensor]:
-    """Ids of a rank's batch: ranks differ in rows, and one has none in the second step."""
+def ids_of(manner: str, rows: int, size: int, rng: np.random.Generator) -> tuple[Any, Any]:
+    """Ids of a key, and how many each row has."""
+    lengths = np.ones(rows, np.int32)
+    if manner.endswith("none"):
+        lengths = np.zeros(rows, np.int32) if manner == "none" else rng.integers(0, 2, rows, np.int32)
+    elif manner == "bags":
+        lengths = rng.integers(0, 4, rows, np.int32)
+    if manner.startswith("few"):
+        return rng.choice(rng.integers(0, size, 3), lengths.sum()), lengths
+    return rng.permutation(size)[: lengths.sum()] if lengths.sum() <= size else rng.integers(
+        0, size, lengths.sum()
+    ), lengths
+
+
+def batch(step: int, rank: int, manners: tuple[str, ...]) -> tuple[Ids, torch.Tensor]:
+    """Ids of a rank's batch: ranks differ in rows and in how ids repeat, and one has no rows in a step."""
     rng = np.random.default_rng(100 * step + rank)
-    rows = 0 if (step, rank) == (1, 1) else 6 + rank
-    # Where bags may hold several ids, a rank whose bags do not must still tell their lengths.
-    one_each = single or (step, rank) == (2, 0)
-    bags = [np.ones(rows, int), np.ones(rows, int) if one_each else rng.integers(0, 4, rows)]
-    ids = np.concatenate([rng.integers(0, n, b.sum()) for n, b in zip(SIZES, bags)])
-    lengths = torch.tensor(np.concatenate(bags), dtype=torch.int32)
-    noise = torch.tensor(rng.normal(size=512), dtype=torch.float32)
-    return Ids(torch.tensor(ids), lengths, (rows,) * 2, single=one_each), noise
+    rows = 0 if (step, rank) == (1, 1) else 12 + rank
+    found = [ids_of(manners[rng.integers(len(manners))], rows, size, rng) for size in SIZES]
+    lengths = np.concatenate([own for _, own in found])
+    values = torch.tensor(np.concatenate([ids for ids, _ in found]), dtype=torch.int64)
+    noise = torch.tensor(rng.normal(size=2048), dtype=torch.float32)
+    single = bool((lengths == 1).all())
+    return Ids(values, torch.from_numpy(lengths), (rows,) * len(KEYS), single=single), noise
 
 
-def loss_of(engine: Any, step: int, rank: int, single: bool) -> torch.Tensor:
-    ids, noise = batch(step, rank, single)
+def loss_of(engine: Any, step: int, rank: int, manners: tuple[str, ...]) -> torch.Tensor:
+    ids, noise = batch(step, rank, manners)
     embedded = engine(ids)
-    outputs = [embedded.pooled(["user", "tags", "user@wide"]), embedded.pooled(["user", "tags@fixed"])]
+    outputs = [
+        embedded.pooled(["user", "tags", "user@wide", "again"]),
+        embedded.pooled(["user", "tags@fixed"]),
+        embedded.pooled(["item"]),
+    ][: 3 - step % 2]  # a feature may get no gradient
     flat = torch.cat([output.reshape(-1) for output in outputs])
     return (flat.tanh() * noise[: len(flat)]).sum()
 
 
-def train(single: bool, shared: bool) -> tuple[list[float], dict[str, Any], list[Any]]:
-    """The losses of a rank, the rows it holds, and what it sent: numbers of elements by rank."""
+def optimizer_of(engine: Any, clamp: bool) -> Any:
+    kind = SPARSE_OPTIMIZERS["adagrad_optimizer"]
+    return kind(engine, lr=0.1, gradient_clipping=clamp, max_gradient=0.1)
+
+
+def train(
+    manners: tuple[str, ...], shared: bool = True, clamp: bool = False, half: bool = False, threads: int = 1
+) -> tuple[list[float], dict[str, Any], list[Any]]:
+    """The losses of a rank, the rows it holds, and what it sent: types and numbers of elements by rank."""
     import torch.distributed as dist
 
     from recgrad.embedding.sharded.engine import ShardedEngine
     from recgrad.training.processes import Environment, Processes
 
+    torch.set_num_threads(threads)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     processes = Processes(Environment(rank, ranks, rank, ranks, distributed=True))
     if shared:
         processes.share_memory()
     assert (processes.group is not None) == shared
-    engine = ShardedEngine(TABLES, LOOKUPS, keys=KEYS, seed=7, group=processes.group)
+    engine = ShardedEngine(TABLES, LOOKUPS, keys=KEYS, seed=7, group=processes.group, half=half)
     assert engine._whole is not None
-    optimizer = SPARSE_OPTIMIZERS["adagrad_optimizer"](engine, lr=0.1)
+    optimizer = optimizer_of(engine, clamp)
     losses, sent = [], []
     real = dist.all_to_all_single
 
@@ -77,47 +107,145 @@ def train(single: bool, shared: bool) -> tuple[list[float], dict[str, Any], list
 
     with mock.patch.object(dist, "all_to_all_single", counted):
         for step in range(STEPS):
-            loss = loss_of(engine, step, rank, single)
+            loss = loss_of(engine, step, rank, manners)
             loss.backward()
             losses.append(float(loss.detach()))
             optimizer.step()
     rows = {name: engine.export_table(name) for name in engine.tables}
-    held = [(holder.keys, holder.features) for holder in engine._whole.holders]
+    held = [(holder.keys, holder.features, holder.places) for holder in engine._whole.holders]
     processes.leave_memory()
     return losses, rows, [held, sent]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "single", "shared"), [(2, True, False), (2, False, True), (3, False, False), (5, True, True)]
-)
-def test_ranks_learn_what_one_process_does(run_ranks: Any, ranks: int, single: bool, shared: bool) -> None:
-    found = run_ranks(ranks, train, single, shared)
+def train_alone(manners: tuple[str, ...], ranks: int, clamp: bool) -> tuple[list[list[float]], LocalEngine]:
+    """The same by one process: losses by step and rank."""
     engine = LocalEngine(TABLES, LOOKUPS, keys=KEYS, seed=7)
-    optimizer = SPARSE_OPTIMIZERS["adagrad_optimizer"](engine, lr=0.1)
+    optimizer = optimizer_of(engine, clamp)
+    losses = []
     for step in range(STEPS):
-        each = [loss_of(engine, step, rank, single) for rank in range(ranks)]
+        each = [loss_of(engine, step, rank, manners) for rank in range(ranks)]
         (torch.stack(each).sum() / ranks).backward()
         optimizer.step()
-        np.testing.assert_allclose([own[0][step] for own in found], [x.item() for x in each], rtol=1e-5)
+        losses.append([loss.item() for loss in each])
+    return losses, engine
+
+
+def check(found: Any, manners: tuple[str, ...], clamp: bool = False, tolerance: float = 1e-5) -> None:
+    """Ranks against one process."""
+    losses, engine = train_alone(manners, len(found), clamp)
+    np.testing.assert_allclose(np.array([own[0] for own in found]).T, losses, tolerance, 10 * tolerance)
     for name in engine.tables:
         expected, weights = engine.export_table(name)
         numbers = np.concatenate([own[1][name][0] for own in found])
         rows = np.concatenate([own[1][name][1] for own in found])
-        order = np.argsort(numbers)
+        # An update of all ranks also reaches rows that have no gradient, and leaves them as they are.
+        place = np.searchsorted(numbers, expected, sorter=np.argsort(numbers))
+        order = np.argsort(numbers)[place]
         np.testing.assert_array_equal(numbers[order], expected)
-        np.testing.assert_allclose(rows[order], weights, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(rows[order], weights, tolerance, tolerance)
 
 
-def test_a_holder_gets_the_ids_of_a_key_once_and_lengths_only_where_they_vary(run_ranks: Any) -> None:
-    for rank, (_, _, (held, sent)) in enumerate(run_ranks(2, train, True, True)):
-        assert sorted(name for _, features in held for name in features) == sorted(
-            ("user|user|sum", "wide|user|sum", "tags|tags|sum", "fixed|tags|sum")
-        )
-        rows = len(batch(0, rank, True)[0].lengths) // 2
-        header, ids, vectors, gradients = sent[:4]
-        assert header == ("torch.int64", [3, 3])
-        assert ids == ("torch.int64", [rows * len(keys) for keys, _ in held])
-        assert vectors[0] == gradients[0] == "torch.float32"
+@pytest.mark.parametrize(
+    ("ranks", "manners", "shared"),
+    [
+        (2, ("many",), False),
+        (2, ("few",), True),
+        (2, ("few", "few or none"), False),
+        (2, MANNERS, True),
+        (3, MANNERS, False),
+        (5, MANNERS, True),
+    ],
+)
+def test_ranks_learn_what_one_process_does(
+    run_ranks: Any, ranks: int, manners: tuple[str, ...], shared: bool
+) -> None:
+    check(run_ranks(ranks, train, manners, shared), manners)
+
+
+def test_gradients_of_rows_are_clamped_before_those_of_an_id_are_added(run_ranks: Any) -> None:
+    check(run_ranks(2, train, MANNERS, True, True), MANNERS, clamp=True)
+
+
+def test_ids_that_repeat_travel_in_half_precision_too(run_ranks: Any) -> None:
+    found = run_ranks(2, train, MANNERS, True, False, True)
+    assert {kind for _, _, (_, sent) in found for kind, _ in sent} == {"torch.int64", "torch.float16"}
+    check(found, MANNERS, tolerance=0.03)
+
+
+def with_threads() -> list[Any]:
+    return [train(MANNERS, threads=threads)[:2] for threads in (1, 3)]
+
+
+def test_sums_by_id_have_the_same_bits_for_any_number_of_threads(run_ranks: Any) -> None:
+    for one, several in run_ranks(2, with_threads):
+        assert one[0] == several[0]
+        for name, (rows, weights) in one[1].items():
+            np.testing.assert_array_equal(rows, several[1][name][0])
+            assert weights.tobytes() == several[1][name][1].tobytes()
+
+
+def wanted_bags(manners: tuple[str, ...], step: int, rank: int, clamp: bool) -> list[int]:
+    """By key, the vectors that a rank needs of each table, from its ids alone."""
+    ids, _ = batch(step, rank, manners)
+    rows = ids.bag_counts[0]
+    counts = ids.lengths.view(len(KEYS), rows).sum(1).tolist()
+    bags = ids.lengths.view(len(KEYS), rows).amax(1).tolist()
+    distinct = [len(part.unique()) for part in ids.values.split_with_sizes(counts)]
+    return [
+        n if n <= (0 if clamp else rows // 2) and most <= 1 else rows
+        for n, most in zip(distinct, bags, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("clamp", [False, True])
+@pytest.mark.parametrize("manner", MANNERS)
+def test_an_id_is_sent_once_where_ids_repeat(run_ranks: Any, manner: str, clamp: bool) -> None:
+    dims = {spec.name: spec.dim for spec in TABLES}
+    for rank, (_, _, (held, sent)) in enumerate(run_ranks(2, train, (manner,), True, clamp)):
+        features = sorted(name for _, own, _ in held for name in own)
+        assert features == sorted(f"{one.table}|{one.key}|sum" for one in LOOKUPS[:5])
+        bags = wanted_bags((manner,), 0, rank, clamp)
+        header, ids, _, gradients = sent[:4]
         assert len(sent) == 4 * STEPS
-    kinds = {kind for _, _, (_, sent) in run_ranks(2, train, False, True) for kind, _ in sent}
-    assert kinds == {"torch.int64", "torch.int32", "torch.float32"}
+        assert header == ("torch.int64", [3 * len(keys) for keys, _, _ in held])
+        if manner in ("many", "few", "few or none") and not (clamp and manner == "few or none"):
+            assert ids == ("torch.int64", [sum(bags[key] for key in keys) for keys, _, _ in held])
+        expected = [
+            sum(bags[place] * dims[name.split("|")[0]] for name, place in zip(own, places)) * (holder != rank)
+            for holder, (_, own, places) in enumerate(held)
+        ]
+        assert gradients == ("torch.float32", expected)
+
+
+LIVING = [TableSpec("seen", NUM_ROWS, 8, living=LivingSpec(30, COUNT, threshold=3, counters=64))]
+
+
+def count_ids(make: Any, ranks: range) -> Any:
+    """What a living table knows of its ids, which repeat, after some steps with the rows of these ranks."""
+    tables = [*LIVING, TABLES[0]]
+    lookups = [LookupSpec("seen", "user", "seen"), LookupSpec("user", "user", "user")]
+    engine = make(tables, lookups, keys=("user",), seed=7)
+    optimizer = optimizer_of(engine, False)
+    for step in range(STEPS):
+        drawn = [np.random.default_rng(10 * step + rank).integers(0, 6, 20) for rank in ranks]
+        ids = torch.from_numpy(np.concatenate(drawn))
+        found = engine(Ids(ids, torch.ones(len(ids), dtype=torch.int32), (len(ids),), single=True))
+        found.pooled(["seen", "user"]).sum().backward()
+        optimizer.step()
+    return engine.tables["seen"].export_scores()
+
+
+def count_by_ranks() -> Any:
+    import torch.distributed as dist
+
+    from recgrad.embedding.sharded.engine import ShardedEngine
+
+    return count_ids(ShardedEngine, range(dist.get_rank(), dist.get_rank() + 1))
+
+
+def test_a_table_that_counts_its_ids_is_told_of_each_time_that_one_was_seen(run_ranks: Any) -> None:
+    (found,) = [own for own in run_ranks(2, count_by_ranks) if own]
+    expected = count_ids(LocalEngine, range(2))
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(np.sort(found[name], None), np.sort(array, None), err_msg=name)
