@@ -158,18 +158,22 @@ def weight_gradients(g: Tensor, x: Tensor, count: int, *, with_bias: bool) -> tu
 def _parts(units: int, vectors: int, count: int, threads: int) -> tuple[int, int]:
     """Units and vectors of a task; no result depends on it.
 
-    On the average threads end half a task apart, also where another program takes a core from one of them
-    for a while; but parts across make g be read again, parts down x. No part may run over into the next.
+    Threads end a part of a task apart, the more where another program takes a core from one of them for a
+    while; but parts across make g be read again, parts down x. The shares were fitted to measurements with
+    two threads. No part may run over into the next.
     """
     best, found = math.inf, (units, vectors)
     if threads == 1:
         return found
     for down, across in product(range(1, 4 * threads + 1), repeat=2):
-        if down * across > 4 * threads:
+        # Two for each thread at least: where it is held up, another takes over.
+        if not 2 * threads <= count * down * across or down * across > 4 * threads:
             continue
         part = (units if down == 1 else _up(-(-units // down), _EVEN)), -(-vectors // across)
-        each = count * units * vectors / threads
-        cost = (each + part[0] * part[1] / 2) * (1 + 0.02 * (down + across))
+        size, turns = part[0] * part[1], -(-count * down * across // threads)
+        # Between threads that are all busy to the end, and turns that all take as long as the largest part.
+        each = (count * units * vectors / threads + turns * size) / 2
+        cost = (each + size / 4) * (1 + 0.1 * (down + across))
         if cost < best:
             best, found = cost, part
     return found
