@@ -80,7 +80,7 @@ def number_ids(
     return Numbered(counts, codes, firsts, keys, order)
 
 
-def needed() -> list[Wanted]:
+def kernels() -> list[Wanted]:
     """What it needs compiled."""
     return [Wanted(number_tasks)]
 

@@ -28,7 +28,7 @@ from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.group_plan import FeatureGroup
 from recgrad.models.inputs import Inputs, Parts
 from recgrad.models.tasks import TaskSpec
-from recgrad.nn import distinct_layer, layer_products, mix_kernels, relu_kernels
+from recgrad.nn import distinct_kernels, layer_products, mix_kernels, relu_kernels
 from recgrad.nn.mlp import MLP
 from recgrad.nn.moe import Experts, ExtractionLayer, MMoE
 from recgrad.nn.relu_layers import own_products
@@ -214,14 +214,20 @@ class Model(nn.Module):
         found = [] if self.engine is None else self.engine.kernels(optimizer)
         if self.groups.device.type != "cpu":
             return found
-        own = own_products()
-        blocks = [block for block in self.modules() if isinstance(block, MLP | Experts if own else Experts)]
-        if any(type(module) is nn.ReLU for block in blocks for module in block.modules()):
-            found += (layer_products if own else relu_kernels).kernels()
-            found += distinct_layer.needed() if own and self.engine is not None else []
+        # Where torch's products are fast, a batch whose ids repeat may be computed by products of our own.
+        if self._has_relu(MLP, Experts) and (own_products() or self.engine is not None):
+            found += layer_products.kernels()
+            found += distinct_kernels.kernels() if self.engine is not None else []
+        if self._has_relu(Experts) and not own_products():
+            found += relu_kernels.kernels()
         if any(isinstance(block, MMoE | ExtractionLayer) for block in self.modules()):
             found += mix_kernels.kernels()
         return found
+
+    def _has_relu(self, *kinds: type[nn.Module]) -> bool:
+        """Whether a block of these kinds has layers with ReLU."""
+        blocks = (block for block in self.modules() if isinstance(block, kinds))
+        return any(type(module) is nn.ReLU for block in blocks for module in block.modules())
 
     def dense_half(self, parts: Parts) -> dict[str, Tensor]:
         """All that follows the embedding lookup: a function of tensors alone."""

@@ -3,10 +3,9 @@
 A batch has 8,192 rows but perhaps 20 countries. What the layer makes of a field is a function of its id, so
 that it is computed once for each distinct id, looked up by each row, and added:
 
-    number     codes[f, r]: the ids of field f numbered as they appear;  firsts[f, c]: the row of the first c
+    numbers    codes[f, r], firsts[f, c], and rows in the order of codes: recgrad/kernels/numbering.py
     products   E_f = x[firsts, columns of f],   P_f = E_f·W_fᵀ                 [distinct, units]
     rows       out[r] = relu(b + W·rest[r] + Σ_f P_f[codes[f, r]])
-    order      the rows of each chunk of CHUNK rows, by code: so that sums stay in registers
     sums       S_f[c] = Σ_{r: codes[f, r] = c} g[r]                            [distinct, units]
     weights    W_f' = S_fᵀ·E_f
     columns    x'[firsts[f, c], columns of f] = S_f[c]·W_f                     0 in all other rows
@@ -30,6 +29,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from recgrad.kernels import numbering
+from recgrad.kernels.compile import Wanted
 from recgrad.kernels.numbering import CHUNK, CHUNK_BITS
 from recgrad.kernels.parallel import FIRST, next_task
 from recgrad.kernels.products import TILES, finishing
@@ -57,6 +58,13 @@ AHEAD = 8  # rows between asking for a sum and adding to it
 NEAR, FAR = 1 << 19, 1 << 24
 
 product, product_from = TILES.product, TILES.product_from
+
+
+def kernels() -> list[Wanted]:
+    """What a step needs compiled, in the order of need."""
+    tasks = (rest_tasks, move_tasks, product_tasks, row_tasks, sum_tasks)
+    return [*numbering.kernels(), *(Wanted(task) for task in tasks)]
+
 
 # --- distinct ids ---
 
@@ -237,7 +245,8 @@ def row_tasks(a: int) -> None:
         first = ROWS_OF_TASK * task
         n = min(ROWS_OF_TASK, field(a, R_ROWS) - first)
         out = field(a, OUT) + first * out_row
-        _find_places(field(a, R_LINES), fields, first, p, p_row, here)
+        if far:
+            _find_places(field(a, R_LINES), fields, first, p, p_row, here)
         for r in range(first, first + n):
             to = out + (r - first) * out_row
             if far:

@@ -1,8 +1,7 @@
 """A first layer over embeddings of ids that repeat: how `recgrad.nn.distinct_kernels` is called.
 
-distinct = find_distinct(x)                        None where too few ids repeat
-layer = DistinctLayer(x, distinct, weight, bias)   layer.out, and what backward needs
-layer.backward(g, …)
+`find_distinct` tells which fields of an input take part, if any. A `DistinctLayer` is one forward pass with
+what its backward pass needs.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recgrad.kernels import numbering
-from recgrad.kernels.compile import Wanted, compiled
+from recgrad.kernels.compile import compiled
 from recgrad.kernels.numbering import number_ids
 from recgrad.kernels.parallel import launch
 from recgrad.kernels.products import TILES
@@ -28,13 +26,7 @@ from recgrad.nn.field_ids import FieldIds, field_ids
 
 Array = npt.NDArray[Any]
 ROWS_OF_ID = 5  # rows that each id of a field of 16 columns must have on the average
-MOST_IN_ALL = 2  # distinct ids of all fields, for each row: what is made of them takes as much memory
-
-
-def needed() -> list[Wanted]:
-    """What a step needs compiled."""
-    tasks = (kernels.rest_tasks, kernels.move_tasks, kernels.product_tasks, kernels.row_tasks)
-    return [*numbering.needed(), *(Wanted(task) for task in tasks), Wanted(kernels.sum_tasks)]
+MOST_IN_ALL = 1  # distinct ids of all fields, for each row: what is made of them is no larger than the output
 
 
 class Distinct(NamedTuple):

@@ -77,7 +77,7 @@ def check(block, fields, of_out, rows):
     exact = gradients(exact_block, fields.x.double().requires_grad_(), of_out)
     for found, wanted in zip([*ours[:-1], *fields.summed(ours[-1])],
                              [*exact[:-1], *fields.summed(exact[-1])], strict=True):  # fmt: skip
-        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4 * (1 + rows / 100))
+        torch.testing.assert_close(found.double(), wanted, rtol=2e-5, atol=1e-5 * (1 + rows / 100))
 
 
 def mlp(*made_of):

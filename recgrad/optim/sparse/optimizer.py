@@ -233,10 +233,11 @@ class SparseOptimizer(EagerOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` gave; rows that a table does not have yet come into being."""
         super().load_state_dict({**state_dict, "state": {}})
+        tables: list[SparseTable] = []
         for group in self.param_groups:
             for table in self._tables(group):
                 table.clamped = bool(group["gradient_clipping"])
-        tables = [table for group in self.param_groups for table in self._tables(group)]
+                tables.append(table)
         for index, saved in state_dict["state"].items():
             saved = dict(saved)
             name = saved.pop("table")
