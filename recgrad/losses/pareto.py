@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recgrad.ranks import sum_, world_size
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -43,12 +45,9 @@ def pareto_weights(
         raise ValueError("shared must hold a tensor that requires a gradient, got none")
     rows = [_gradient(loss, tensors) for loss in losses]
     gradients = torch.stack(rows)
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1:
-        total = torch.tensor(float(num_rows), device=gradients.device)
-        gradients = gradients * num_rows
-        dist.all_reduce(gradients, group=group)
-        dist.all_reduce(total, group=group)
-        gradients = gradients / total.clamp(min=1)
+    if world_size(group) > 1:
+        total = sum_(torch.tensor(float(num_rows), device=gradients.device), group)
+        gradients = sum_(gradients * num_rows, group) / total.clamp(min=1)
     gradients = gradients.double()
     weights = min_norm_weights((gradients @ gradients.T).cpu().numpy(), bounds)
     return torch.from_numpy(weights).to(losses[0].device, losses[0].dtype)

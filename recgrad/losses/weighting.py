@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from torch import Tensor
 
 from recgrad.config.messages import to_kwargs
+from recgrad.ranks import sum_, world_size
 
 
 def normalize_weights(weights: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -22,20 +23,14 @@ def normalize_weights(weights: Tensor, group: dist.ProcessGroup | None = None) -
     total = torch.stack(
         [weights.sum(dtype=torch.float64), weights.new_tensor(weights.numel(), dtype=torch.float64)]
     )
-    total = total.detach()
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1:
-        dist.all_reduce(total, group=group)
+    total = sum_(total.detach(), group)
     mean = total[0] / total[1].clamp_min(1)
     return torch.where(mean == 0, torch.zeros_like(weights), weights / mean.to(weights.dtype))
 
 
 def total_rows(rows: int, group: dist.ProcessGroup | None = None) -> int:
     """The rows of all ranks; a collective, as `normalize_weights` is."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1):
-        return rows
-    total = torch.tensor(float(rows), dtype=torch.float64)
-    dist.all_reduce(total, group=group)
-    return int(total)
+    return int(sum_(torch.tensor(float(rows), dtype=torch.float64), group))
 
 
 def mean_share(values: int, rows: int, group: dist.ProcessGroup | None = None) -> float:
@@ -43,10 +38,9 @@ def mean_share(values: int, rows: int, group: dist.ProcessGroup | None = None) -
 
     A collective, as `normalize_weights` is: values · Σ rows / (rows · Σ values) over the ranks.
     """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1):
+    if world_size(group) == 1:
         return 1.0
-    total = torch.tensor([float(values), float(rows)], dtype=torch.float64)
-    dist.all_reduce(total, group=group)
+    total = sum_(torch.tensor([float(values), float(rows)], dtype=torch.float64), group)
     return float(values * total[1] / (max(rows, 1) * total[0].clamp_min(1)))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recgrad.errors import RecgradError
-from recgrad.metrics.ranks import gather_tensors, rank, world_size
+from recgrad.ranks import gather_tensors, rank, world_size
 
 Value = Tensor | dict[str, Tensor]
 """What compute() returns: one number, or several by name."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from recgrad.limits import Count, Share, keep_limits
 from recgrad.metrics.base import Metric, Value
-from recgrad.metrics.ranks import gather_tensors, world_size
+from recgrad.ranks import gather_tensors, world_size
 
 
 @keep_limits

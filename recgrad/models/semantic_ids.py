@@ -11,12 +11,12 @@ from torch import Tensor
 
 from recgrad.errors import ConfigError
 from recgrad.limits import Count
-from recgrad.metrics.ranks import gather_tensors, world_size
 from recgrad.metrics.reconstruction import CODE_METRICS
 from recgrad.models.base import Model
 from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.tasks import TaskSpec
 from recgrad.nn.quantizer import Distance, Walk, near_codes
+from recgrad.ranks import gather_tensors, world_size
 
 Levels = Sequence[Count]
 

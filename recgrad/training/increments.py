@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from recgrad.errors import RecgradError, whole_path
-from recgrad.metrics.ranks import measuring_alone
+from recgrad.ranks import measuring_alone
 from recgrad.training.checkpoint import read_checkpoint, resolve_checkpoint
 from recgrad.training.checkpoint.manager import CheckpointManager
 from recgrad.training.checkpoint.staging import write_file_atomically

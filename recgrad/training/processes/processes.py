@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from recgrad.errors import RecgradError
+from recgrad.ranks import exchange_by
 from recgrad.training.processes.device import CPU
 from recgrad.training.processes.environment import Environment
 from recgrad.training.processes.heartbeat import Pulse, host_identity
@@ -36,7 +37,7 @@ class Processes:
         is_main: whether this is rank 0, which talks and writes.
         distributed: whether a launcher started the run, so that there is a process group.
         device: where this rank computes the dense half of its model.
-        group: what the collectives of a step go by, where it is faster than the default group; else None.
+        group: what collectives on the CPU go by, where there is more than the default group; else None.
     """
 
     def __init__(self, environment: Environment | None = None, device: torch.device = CPU) -> None:
@@ -78,10 +79,12 @@ class Processes:
             return
         self._rings = opened
         self.group = build_shared_group(opened)
+        exchange_by(self.group)
 
     def leave_memory(self) -> None:
         """Let the others see that this rank takes no further part; once it fails, or all are done."""
         if self._rings is not None:
+            exchange_by(None)
             self._rings.close()
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -97,7 +100,7 @@ class Processes:
         if not self.distributed:
             return [value]
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.group)
         return values
 
     def collect(self, value: Any) -> list[Any]:
@@ -105,7 +108,7 @@ class Processes:
         if not self.distributed:
             return [value]
         values: list[Any] = [None] * self.world_size if self.is_main else []
-        dist.gather_object(value, values if self.is_main else None)
+        dist.gather_object(value, values if self.is_main else None, group=self.group)
         return values
 
     def broadcast(self, value: Any) -> Any:
@@ -113,7 +116,7 @@ class Processes:
         if not self.distributed:
             return value
         values = [value if self.is_main else None]
-        dist.broadcast_object_list(values, src=0)
+        dist.broadcast_object_list(values, src=0, group=self.group)
         return values[0]
 
     def on_main(self, work: Callable[[], T]) -> T:

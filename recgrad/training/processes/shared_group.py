@@ -41,8 +41,6 @@ _BY_GLOO = (
     "alltoall",
     "alltoall_base",
     "barrier",
-    "broadcast",
-    "gather",
     "monitored_barrier",
     "recv",
     "recv_anysource",
@@ -118,6 +116,28 @@ class SharedMemoryGroup(_Group):  # type: ignore[misc]
         """The inputs of all ranks one after another, to all."""
         return self._exchange(_shares(output, (), self), [input] * self.size())
 
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
+        """One rank's tensor, in place of those of the others."""
+        (tensor,) = tensors
+        if self.rank() == opts.rootRank:
+            others = [None if rank == self.rank() else tensor for rank in range(self.size())]
+            return self._move([None] * self.size(), others)
+        receives: list[Tensor | None] = [None] * self.size()
+        receives[opts.rootRank] = tensor
+        return self._move(receives, [None] * self.size())
+
+    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> dist.Work:
+        """The input of each rank, to one of them."""
+        own = self.rank()
+        if own != opts.rootRank:
+            sends: list[Tensor | None] = [None] * self.size()
+            sends[opts.rootRank] = inputs[0]
+            return self._move([None] * self.size(), sends)
+        receives: list[Tensor | None] = list(outputs[0])
+        outputs[0][own].detach().copy_(inputs[0])
+        receives[own] = None
+        return self._move(receives, [None] * self.size())
+
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
     ) -> dist.Work:
@@ -158,17 +178,28 @@ class SharedMemoryGroup(_Group):  # type: ignore[misc]
     def _exchange(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], finish: Callable[[], None] | None = None
     ) -> dist.Work:
-        rank: int = self.rank()
-        receives: list[Tensor | None] = [_bytes_of(part) for part in outputs]
-        sends: list[Tensor | None] = [_bytes_of(part) for part in inputs]
-        kept, own = receives[rank], sends[rank]
-        receives[rank] = sends[rank] = None
-        transfer = self.rings.post(sends, receives)
-        assert kept is not None
-        assert own is not None
-        if kept.data_ptr() != own.data_ptr():
-            kept.copy_(own)  # while the others read what was posted
-        return SharedWork(self.rings, transfer, (outputs, inputs), finish)
+        """Each input to its rank, each output from its rank; this rank's own is copied."""
+        own: int = self.rank()
+        receives: list[Tensor | None] = list(outputs)
+        sends: list[Tensor | None] = list(inputs)
+        receives[own] = sends[own] = None
+        work = self._move(receives, sends, finish)
+        if outputs[own].data_ptr() != inputs[own].data_ptr():
+            # While the others read what was posted.
+            _bytes_of(outputs[own]).copy_(_bytes_of(inputs[own]))
+        return work
+
+    def _move(
+        self,
+        receives: Sequence[Tensor | None],
+        sends: Sequence[Tensor | None],
+        finish: Callable[[], None] | None = None,
+    ) -> dist.Work:
+        transfer = self.rings.post(
+            [None if part is None else _bytes_of(part) for part in sends],
+            [None if part is None else _bytes_of(part) for part in receives],
+        )
+        return SharedWork(self.rings, transfer, (receives, sends), finish)
 
 
 def _by_gloo(name: str) -> Callable[..., Any]:

@@ -105,17 +105,48 @@ def test_no_collective_is_looked_for_by_torch_itself() -> None:
     assert known <= vars(SharedMemoryGroup).keys()
 
 
-def test_objects_are_sent_any_number_of_times(run_ranks: RunRanks) -> None:
+@pytest.mark.parametrize("rings", [SMALL, ""], ids=["small", "usual"])
+def test_one_rank_gives_to_all_and_gets_of_all_what_gloo_says(run_ranks: RunRanks, rings: str) -> None:
+    program = """
+import torch.distributed as dist
+
+def work(p):
+    n = p.world_size
+    for root in range(n):
+        for size in (0, 1, 63, 70_001):
+            own = torch.arange(size, dtype=torch.int32) + 1000 * p.rank
+            told = []
+            for group in (None, p.group):
+                all_of = [torch.full_like(own, -1) for _ in range(n)] if p.rank == root else None
+                dist.gather(own, all_of, dst=root, group=group)
+                told.append([torch.cat(all_of)] if all_of else [])
+                told[-1].append(own.clone())
+                dist.broadcast(told[-1][-1], src=root, group=group)
+            assert all(one.equal(other) for one, other in zip(*told, strict=True))
+        assert told[1][-1].equal(torch.arange(size, dtype=torch.int32) + 1000 * root)
+finish(work, timeout_secs=60)
+"""
+    results = run_ranks(rings + program, 3)
+    assert [code for code, _ in results] == [0] * 3, results
+
+
+def test_objects_are_sent_any_number_of_times_and_never_by_gloo(run_ranks: RunRanks) -> None:
     """Where torch looked for `broadcast` by itself, a few thousand of them made a process stand still."""
     program = """
 import torch.distributed as dist
 
 def work(p):
     assert p.group is not None
-    for i in range(8000):
-        found = [(p.rank, i)]
-        dist.broadcast_object_list(found, 0, group=p.group)
-        assert found == [(0, i)]
+    used = []
+    default = dist.distributed_c10d._get_default_group
+    dist.distributed_c10d._get_default_group = lambda: used.append(1) or default()
+    for i in range(3000):
+        own = (p.rank, "x" * (i % 700))
+        everyone = [(rank, own[1]) for rank in range(p.world_size)]
+        assert p.broadcast(own) == everyone[0]
+        assert p.gather(own) == everyone
+        assert p.collect(own) == (everyone if p.is_main else [])
+    assert not used
 finish(work, timeout_secs=100)
 """
     results = run_ranks(program, 2)
