@@ -121,6 +121,33 @@ def test_training_equals_brute_force(data: Any) -> None:
         assert np.all(np.abs(got - want) <= step * np.abs(want) + EPSILON * (total + 4) * size + TINY)
 
 
+@pytest.mark.parametrize("storage", ["PLAIN", "COMPACT"])
+@pytest.mark.parametrize("dim", [1, 3, 16, 20])
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), longer=st.sampled_from([None, 0, 500, 699]))
+def test_bags_of_one_id_or_none_are_rows_or_zeros(
+    storage: str, dim: int, seed: int, longer: int | None
+) -> None:
+    """Of rows that were learned and rows that were not, with or without one bag of several ids among them."""
+    rng = np.random.default_rng(seed)
+    engine = one_table(400, dim, storage=storage)
+    optimizer = SGD(engine, lr=0.5)
+    bags = [rng.integers(0, 400, int(rng.random() < 0.8)).tolist() for _ in range(700)]
+    if longer is not None:
+        bags[longer] = [7, 7, 399]
+    learned = [[id_ for id_ in bag if id_ % 3] for bag in bags]
+    engine(ids_of([learned])).pooled(["l"]).square().sum().backward()
+    optimizer.step()
+    weights = engine.tables["t"].initial(np.arange(400))
+    row_ids, changed = engine.export_table("t")
+    assert (row_ids % 3 > 0).all()
+    weights[row_ids] = changed
+    found = engine(ids_of([bags])).pooled(["l"]).detach().numpy()
+    for row, bag in enumerate(bags):
+        expected = weights[bag].sum(0) if bag else np.zeros(dim)
+        np.testing.assert_allclose(found[row], expected, rtol=0 if len(bag) < 2 else 1e-6, err_msg=str(row))
+
+
 def test_pooled_and_sequence_lookups_of_one_table_are_one_update() -> None:
     lookups = [LookupSpec("pooled", "k", "t"), LookupSpec("history", "s", "t", sequence=True)]
     engine = LocalEngine([TableSpec("t", 10, 4)], lookups, keys=["k"], sequence_keys=["s"])

@@ -206,6 +206,76 @@ def _copy_rows(a: int, first: int, last: int, first_bag: int, last_bag: int, err
 
 
 @njit(nogil=True)
+def _first_rows(lookup: int, table: int, first_bag: int, last_bag: int, ring: int) -> int:
+    """Write where the row of each bag is: 0 if it has no slot, −1 for an empty bag; asks for them all.
+
+    Returns 1 + the position of the first bad id, or 0; −1 if a bag holds more than one id.
+    """
+    ids, offsets, rows = field(lookup, IDS), field(lookup, OFFSETS), field(table, ROWS)
+    weights, stride, size = field(table, WEIGHTS), field(table, STRIDE), field(table, READ)
+    compact, at, end, stop = field(table, INDEX) != 0, first_bag, first_bag, last_bag
+    if offsets != 0:
+        at = end = load_i64(offsets + 8 * first_bag)
+        stop = load_i64(offsets + 8 * last_bag)
+    if compact:
+        for ahead in range(at, min(at + INDEX_AHEAD, stop)):
+            prefetch_entry(table, load_i64(ids + 8 * ahead))
+    bad = 0
+    for bag in range(first_bag, last_bag):
+        end = bag + 1 if offsets == 0 else load_i64(offsets + 8 * (bag + 1))
+        if end > at + 1:
+            return -1
+        address = -1
+        if end > at:
+            if compact and at + INDEX_AHEAD < stop:
+                prefetch_entry(table, load_i64(ids + 8 * (at + INDEX_AHEAD)))
+            row, address = load_i64(ids + 8 * at), 0
+            if row < 0 or row >= rows:
+                bad = at + 1 if bad == 0 else bad
+            else:
+                slot = find(table, row) if compact else row
+                if slot >= 0:
+                    address = weights + slot * stride
+                    prefetch_row(address, size)
+        simd.store_i64(ring, address)
+        ring += 8
+        at = end
+    return bad
+
+
+@njit(nogil=True)
+def _copy_single(
+    lookup: int, table: int, parameters: int, first_bag: int, last_bag: int, dim: int, ring: int
+) -> int:
+    """As `pool_bags`, of bags of at most one unweighted id, RING of them, from a table that `_is_still`.
+
+    Where a bag holds more, nothing is written, and −1 returned. All addresses come first: when the first row
+    is copied, many are on their way from memory.
+    """
+    bad = _first_rows(lookup, table, first_bag, last_bag, ring)
+    if bad != 0:
+        return bad
+    ids, offsets, step = field(lookup, IDS), field(lookup, OFFSETS), field(lookup, VECTOR_STRIDE)
+    out = field(lookup, VECTORS) + first_bag * step
+    for bag in range(first_bag, last_bag):
+        simd.prefetch_to_write(out + BAGS_AHEAD * step)
+        address = load_i64(ring)
+        if address == -1:
+            for d in range(dim):
+                simd.store(out + 4 * d, ZERO)
+        elif address == 0 or untouched(address, simd.F32):
+            at = bag if offsets == 0 else load_i64(offsets + 8 * bag)
+            generate(table, parameters, load_i64(ids + 8 * at), out, dim)
+        elif dim % 16 == 0:
+            copy_wide(address, out, dim)
+        else:
+            copy(address, out, dim)
+        out += step
+        ring += 8
+    return 0
+
+
+@njit(nogil=True)
 def resolve(table: int, row: int) -> int:
     """The address of a row, prefetched; 0 when it has no slot, −1 when the id is out of range."""
     if row < 0 or row >= field(table, ROWS):
@@ -273,6 +343,26 @@ def pool_bags(
 
 
 @njit(nogil=True)
+def _is_still(table: int) -> bool:
+    """Whether rows are float32 and stay as they are while no batch touches them."""
+    return field(table, KIND) == simd.F32 and field(table, HISTORY) == 0
+
+
+@njit(nogil=True)
+def _look_up(a: int, i: int, first_bag: int, last_bag: int, ring: int) -> int:
+    """Pool some bags of a lookup; returns 1 + the position of the first bad id, or 0."""
+    lookup, dim = field(a, LOOKUPS) + 8 * LOOKUP_COLUMNS * i, field(a, DIM)
+    t = field(lookup, TABLE)
+    table, parameters = field(a, TABLES) + 8 * TABLE_COLUMNS * t, field(a, PARAMETERS) + 32 * t
+    bad = -1
+    if field(lookup, ID_WEIGHTS) == 0 and _is_still(table) and last_bag - first_bag <= RING:
+        bad = _copy_single(lookup, table, parameters, first_bag, last_bag, dim, ring)
+    if bad < 0:
+        bad = pool_bags(lookup, table, parameters, first_bag, last_bag, dim, ring)
+    return bad
+
+
+@njit(nogil=True)
 def lookup_tasks(a: int) -> None:
     """Draw tasks and do them."""
     ring = np.empty(2 * RING, np.int64)  # of addresses, and of how far the rows have moved
@@ -287,10 +377,7 @@ def lookup_tasks(a: int) -> None:
             _copy_rows(a, first, last, first_bag, last_bag, error)
             continue
         for i in range(first, last):
-            lookup = field(a, LOOKUPS) + 8 * LOOKUP_COLUMNS * i
-            t = field(lookup, TABLE)
-            table, parameters = field(a, TABLES) + 8 * TABLE_COLUMNS * t, field(a, PARAMETERS) + 32 * t
-            bad = pool_bags(lookup, table, parameters, first_bag, last_bag, field(a, DIM), simd.address(ring))
+            bad = _look_up(a, i, first_bag, last_bag, simd.address(ring))
             if bad != 0 and field(error, 1) == 0:
                 simd.store_i64(error, i)
                 simd.store_i64(error + 8, bad)
