@@ -27,23 +27,43 @@ def flushing_caller() -> int:
     Compiled on the first use, when numba has made LLVM ready. 0 on processors where this is not
     known: kernels are then to be called as they are.
     """
-    return _compiled()[1] if platform.machine() in PROCESSORS else 0
+    return _compiled()[1] if _is_known() else 0
+
+
+def flushing_sequence() -> int:
+    """The address of a C function that runs kernels one after another, or 0, as `flushing_caller`.
+
+    It takes the address of int64: how many kernels; the address of GOMP_parallel; then for each kernel its
+    address, that of its arguments, and the number of its threads.
+    """
+    return _compiled()[2] if _is_known() else 0
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> tuple[Any, int]:
-    """What holds the code, and its address."""
+def _is_known() -> bool:
+    return platform.machine() in PROCESSORS
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> tuple[Any, int, int]:
+    """What holds the code, and the addresses of both functions."""
     machine = llvm.Target.from_default_triple().create_target_machine()
     holder = llvm.create_mcjit_compiler(llvm.parse_assembly(str(_module())), machine)
     holder.finalize_object()
-    return holder, holder.get_function_address("flushing_caller")
+    return holder, *(holder.get_function_address(name) for name in ("flushing_caller", "flushing_sequence"))
 
 
 def _module() -> ir.Module:
-    """before = MXCSR; MXCSR = before | FLUSH; block[0](block[1]); MXCSR = before."""
     module = ir.Module("recgrad_flushing")
     kind = ir.FunctionType(ir.VoidType(), [_I64.as_pointer()])
-    function = ir.Function(module, kind, "flushing_caller")
+    caller = ir.Function(module, kind, "flushing_caller")
+    _write_caller(module, caller)
+    _write_sequence(ir.Function(module, kind, "flushing_sequence"), caller)
+    return module
+
+
+def _write_caller(module: ir.Module, function: ir.Function) -> None:
+    """before = MXCSR; MXCSR = before | FLUSH; block[0](block[1]); MXCSR = before."""
     b = ir.IRBuilder(function.append_basic_block())
     on_register = ir.FunctionType(ir.VoidType(), [_BYTE])
     read, write = (ir.Function(module, on_register, f"llvm.x86.sse.{way}mxcsr") for way in ("st", "ld"))
@@ -56,4 +76,33 @@ def _module() -> ir.Module:
     b.call(b.inttoptr(kernel, ir.FunctionType(ir.VoidType(), [_I64]).as_pointer()), [argument])
     b.call(write, [b.bitcast(before, _BYTE)])
     b.ret_void()
-    return module
+
+
+def _write_sequence(function: ir.Function, caller: ir.Function) -> None:
+    """for i in range(block[0]): block[1](caller, &block[2 + 3·i], block[4 + 3·i], 0); alone, caller(…)."""
+    block = function.args[0]
+    start, loop, body, alone, together, again, end = (function.append_basic_block() for _ in range(7))
+    b = ir.IRBuilder(start)
+    count, parallel = (b.load(b.gep(block, [_I64(place)])) for place in (0, 1))
+    kind = ir.FunctionType(ir.VoidType(), [caller.type, _I64.as_pointer(), _I32, _I32])
+    number = b.alloca(_I64)
+    b.store(_I64(0), number)
+    b.branch(loop)
+    b.position_at_end(loop)
+    i = b.load(number)
+    b.cbranch(b.icmp_signed("<", i, count), body, end)
+    b.position_at_end(body)
+    call = b.gep(block, [b.add(b.mul(i, _I64(3)), _I64(2))])
+    threads = b.load(b.gep(call, [_I64(2)]))
+    b.cbranch(b.icmp_signed(">", threads, _I64(1)), together, alone)
+    b.position_at_end(together)
+    b.call(b.inttoptr(parallel, kind.as_pointer()), [caller, call, b.trunc(threads, _I32), _I32(0)])
+    b.branch(again)
+    b.position_at_end(alone)
+    b.call(caller, [call])
+    b.branch(again)
+    b.position_at_end(again)
+    b.store(b.add(i, _I64(1)), number)
+    b.branch(loop)
+    b.position_at_end(end)
+    b.ret_void()

@@ -10,14 +10,14 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
-from recgrad.kernels.flushing import flushing_caller
+from recgrad.kernels.flushing import flushing_caller, flushing_sequence
 
 _without_torch: list[int] = []
 
@@ -71,6 +71,18 @@ def run_on_threads(kernel: Any, address: int, tasks: int) -> None:
         list(_pool(threads).map(_caller(function), [address] * threads))
 
 
+def run_all_on_threads(calls: Sequence[tuple[Any, int, int]]) -> None:
+    """As `run_on_threads` for each (kernel, address, tasks), one after another, without Python in between."""
+    sequence, openmp, most = flushing_sequence(), _openmp(), thread_count()
+    if not sequence or openmp is None:
+        for call in calls:
+            run_on_threads(*call)
+        return
+    lines = [(kernel.address, address, min(most, tasks)) for kernel, address, tasks in calls]
+    block = np.array([len(calls), _openmp_address(), *(value for line in lines for value in line)], np.int64)
+    _caller(sequence)(block.__array_interface__["data"][0])
+
+
 def call_on_threads(function: Callable[[], None]) -> None:
     """Call a Python function once on each thread that torch's operators run on when this one calls them.
 
@@ -113,6 +125,11 @@ def _loaded_openmp() -> Any:
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     function.restype = None
     return function
+
+
+@cache
+def _openmp_address() -> int:
+    return ctypes.cast(_loaded_openmp(), ctypes.c_void_p).value or 0
 
 
 @cache  # a kernel of few tasks takes fewer threads than the next: each number keeps its pool

@@ -6,7 +6,6 @@ what its backward pass needs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from recgrad.kernels.compile import compiled
 from recgrad.kernels.numbering import number_ids
-from recgrad.kernels.parallel import launch
+from recgrad.kernels.parallel import Launches
 from recgrad.kernels.products import TILES
 from recgrad.kernels.simd import LANES, LINE
 from recgrad.nn import distinct_kernels as kernels
@@ -158,67 +157,84 @@ class DistinctLayer:
         weight: [units, width].
         bias: [units] or none.
         out: [rows, units], with room, to be written.
+        later: gets the kernels that do it.
     """
 
     def __init__(
-        self, x: Tensor, distinct: Distinct, weight: Tensor, bias: Tensor | None, out: Tensor
+        self, x: Tensor, distinct: Distinct, weight: Tensor, bias: Tensor | None, out: Tensor, later: Launches
     ) -> None:
         self.shape = x.shape
         self.distinct = distinct
-        self.split = split_columns(distinct.spans, x.shape[1])
-        self.rest = _rest(x, self.split)
-        self.vectors = torch.zeros(distinct.size, LANES * self.split.vectors)
-        self._move(x, self.vectors, back=False)
-        products = self._products(weight)
-        panels = own.pack(_rest_weight(weight, self.split)[None], transposed=True)
+        self.split = split = split_columns(distinct.spans, x.shape[1])
+        self.of_fields, self.of_rest = _chosen(weight, split)[None], _rest_weight(weight, split)[None]
+        self.rest = own.new_matrix(x.shape[0], 1, max(split.width, 1))
+        if split.width:
+            _move_rest(x, self.rest, split, later, back=False)
+        else:
+            self.rest.zero_()
+        self.vectors = torch.zeros(distinct.size, LANES * split.vectors)
+        self._move(x, self.vectors, later, back=False)
+        products = self._products(weight.shape[0], later)
+        panels = own.pack(self.of_rest, transposed=True, run=later.add)
         start = own.padded_bias(bias, 1, weight.shape[0])
         tasks = -(-x.shape[0] // kernels.ROWS_OF_TASK)
-        launch(
+        later.add(
             compiled(kernels.row_tasks),
-            *(tasks, x.shape[0], len(distinct.lines), distinct.lines, products.data_ptr()),
+            *(tasks, x.shape[0], len(distinct.lines), distinct.lines, products),
             *(4 * products.stride(0), distinct.size, start.shape[1] // LANES),
-            *(self.rest.data_ptr(), 4 * self.rest.stride(0), panels.steps, panels.values.data_ptr()),
-            *(start.data_ptr(), out.data_ptr(), 4 * out.stride(0)),
+            *(self.rest, 4 * self.rest.stride(0), panels.steps, panels.values),
+            *(start, out, 4 * out.stride(0)),
             tasks=tasks,
         )
 
     def backward(
-        self, g: Tensor, weight: Tensor, *, of_weight: bool, of_bias: bool, of_x: bool
+        self, g: Tensor, weight: Tensor, later: Launches, *, of_weight: bool, of_bias: bool, of_x: bool
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The gradients of weight, bias and x, where they are asked for; g is that of what ReLU takes."""
-        distinct, vectors = self.distinct, -(-weight.shape[0] // LANES)
-        sums = own.new_matrix(distinct.size, 1, weight.shape[0])
+        """The gradients of weight, bias and x, where they are asked for; g is that of what ReLU takes.
+
+        What `later` holds runs.
+        """
+        distinct, units = self.distinct, weight.shape[0]
+        sums, vectors = own.new_matrix(distinct.size, 1, units), -(-units // LANES)
         tasks = -(-vectors // kernels.ACROSS)
-        launch(
+        later.add(
             compiled(kernels.sum_tasks),
-            *(tasks, g.shape[0], len(distinct.lines), distinct.lines, g.data_ptr(), 4 * g.stride(0)),
-            *(sums.data_ptr(), 4 * sums.stride(0), distinct.size, vectors),
+            *(tasks, g.shape[0], len(distinct.lines), distinct.lines, g, 4 * g.stride(0)),
+            *(sums, 4 * sums.stride(0), distinct.size, vectors),
             tasks=tasks,
         )
-        gradient = bias = None
+        gradient = bias = found = rest = None
         if of_weight or of_bias:
-            rest, bias = own.weight_gradients(g, self.rest, 1, with_bias=of_bias)
-            gradient = self._weight_gradient(sums, rest[0], weight.shape) if of_weight else None
-        return gradient, bias, self._x_gradient(g, sums, weight) if of_x else None
+            rest, bias = own.weight_gradients(g, self.rest, 1, with_bias=of_bias, run=later.add)
+        if of_weight:
+            found = self._field_gradients(sums, units, later)
+        of_rows = self._x_gradient(g, sums, units, later) if of_x else None
+        later.run()
+        if found is not None and rest is not None:
+            gradient = torch.empty(weight.shape)
+            gradient.index_copy_(1, self.split.columns, found[:units].index_select(1, self.split.place))
+            _put_rest(gradient, rest[0], self.split)
+        return gradient, bias, of_rows
 
-    def _products(self, weight: Tensor) -> Tensor:
+    def _products(self, units: int, later: Launches) -> Tensor:
         """P: what the layer makes of each distinct id."""
         (fields, rows, sizes), lines = self.distinct.blocks, self.distinct.lines
-        panels = own.pack(_chosen(weight, self.split)[None], transposed=True)
-        products = own.new_matrix(self.distinct.size, 1, weight.shape[0])
+        panels = own.pack(self.of_fields, transposed=True, run=later.add)
+        products = own.new_matrix(self.distinct.size, 1, units)
         blocks = _new_blocks(len(rows))
         blocks[:, kernels.BLOCK_A] = self.vectors.data_ptr() + 4 * self.vectors.stride(0) * rows
         blocks[:, kernels.BLOCK_B] = panels.values.data_ptr() + LINE * self.vectors.shape[1] * fields
         blocks[:, kernels.BLOCK_OUT] = products.data_ptr() + 4 * products.stride(0) * rows
         blocks[:, kernels.BLOCK_STEPS] = lines[fields, kernels.WIDTH]
         blocks[:, kernels.BLOCK_ROWS] = sizes
-        blocks[:, kernels.BLOCK_VECTORS] = -(-weight.shape[0] // LANES)
+        blocks[:, kernels.BLOCK_VECTORS] = -(-units // LANES)
         strides = (4 * self.vectors.stride(0), 4, LINE * panels.steps, LINE, 4 * products.stride(0))
-        launch(compiled(kernels.product_tasks), len(blocks), blocks, *strides, tasks=len(blocks))
+        _multiply(blocks, strides, later, self.vectors, panels.values, products)
         return products
 
-    def _weight_gradient(self, sums: Tensor, rest: Tensor, shape: Sequence[int]) -> Tensor:
-        units, split, lines = shape[0], self.split, self.distinct.lines
+    def _field_gradients(self, sums: Tensor, units: int, later: Launches) -> Tensor:
+        """The gradient of the weight's columns of all fields, [units, fields · 16 · vectors]."""
+        lines = self.distinct.lines
         found = torch.empty(units + TILES.slack, len(lines) * self.vectors.shape[1])
         first = np.tile(np.arange(0, units, kernels.ROWS_OF_TASK), len(lines))
         field = np.repeat(np.arange(len(lines)), len(first) // len(lines))
@@ -229,17 +245,14 @@ class DistinctLayer:
         blocks[:, kernels.BLOCK_OUT] = found.data_ptr() + 4 * found.stride(0) * first + width * field
         blocks[:, kernels.BLOCK_STEPS] = lines[field, kernels.COUNT]
         blocks[:, kernels.BLOCK_ROWS] = np.minimum(kernels.ROWS_OF_TASK, units - first)
-        blocks[:, kernels.BLOCK_VECTORS] = split.vectors
+        blocks[:, kernels.BLOCK_VECTORS] = self.split.vectors
         strides = (4, 4 * sums.stride(0), LINE, width, 4 * found.stride(0))
-        launch(compiled(kernels.product_tasks), len(blocks), blocks, *strides, tasks=len(blocks))
-        gradient = torch.empty(units, shape[1])
-        gradient.index_copy_(1, split.columns, found[:units].index_select(1, split.place))
-        _put_rest(gradient, rest, split)
-        return gradient
+        _multiply(blocks, strides, later, sums, self.vectors, found)
+        return found
 
-    def _x_gradient(self, g: Tensor, sums: Tensor, weight: Tensor) -> Tensor:
-        (fields, rows, sizes), units, split = self.distinct.blocks, weight.shape[0], self.split
-        panels = own.pack(_chosen(weight, split)[None], transposed=False)
+    def _x_gradient(self, g: Tensor, sums: Tensor, units: int, later: Launches) -> Tensor:
+        (fields, rows, sizes), split = self.distinct.blocks, self.split
+        panels = own.pack(self.of_fields, transposed=False, run=later.add)
         found = torch.empty(self.vectors.shape)
         blocks = _new_blocks(len(rows))
         blocks[:, kernels.BLOCK_A] = sums.data_ptr() + 4 * sums.stride(0) * rows
@@ -249,24 +262,30 @@ class DistinctLayer:
         blocks[:, kernels.BLOCK_ROWS] = sizes
         blocks[:, kernels.BLOCK_VECTORS] = split.vectors
         strides = (4 * sums.stride(0), 4, LINE * units, LINE, 4 * found.stride(0))
-        launch(compiled(kernels.product_tasks), len(blocks), blocks, *strides, tasks=len(blocks))
+        _multiply(blocks, strides, later, sums, panels.values, found)
         rest = own.new_matrix(self.shape[0], 1, max(split.width, 1), odd=False)
         if split.width:
-            own.backward(g, own.pack(_rest_weight(weight, split)[None], transposed=False), rest, None)
+            own.backward(g, own.pack(self.of_rest, transposed=False, run=later.add), rest, None, later.add)
         below = torch.empty(self.shape)
-        _move_rest(below, rest, split, back=True)
-        self._move(below, found, back=True)
+        _move_rest(below, rest, split, later, back=True)
+        self._move(below, found, later, back=True)
         return below
 
-    def _move(self, x: Tensor, vectors: Tensor, *, back: bool) -> None:
+    def _move(self, x: Tensor, vectors: Tensor, later: Launches, *, back: bool) -> None:
         """vectors ← the columns of fields in the rows of x where their ids first appear, or back."""
         lines = self.distinct.lines
-        places = (x.data_ptr(), 4 * x.stride(0), vectors.data_ptr(), 4 * vectors.stride(0), int(back))
-        launch(compiled(kernels.move_tasks), len(lines), lines, *places, tasks=len(lines))
+        places = (x, 4 * x.stride(0), vectors, 4 * vectors.stride(0), int(back))
+        later.add(compiled(kernels.move_tasks), len(lines), lines, *places, tasks=len(lines))
 
 
 def _new_blocks(count: int) -> Array:
     return np.empty((count, kernels.BLOCK_COLUMNS), np.int64)
+
+
+def _multiply(blocks: Array, strides: tuple[int, ...], later: Launches, *owners: Tensor) -> None:
+    """A product for each block, of matrices that it has the addresses of."""
+    later.add(compiled(kernels.product_tasks), len(blocks), blocks, *strides, tasks=len(blocks))
+    later.keep(*owners)
 
 
 def _chosen(weight: Tensor, split: Split) -> Tensor:
@@ -274,23 +293,14 @@ def _chosen(weight: Tensor, split: Split) -> Tensor:
     return torch.nn.functional.pad(weight, (0, 1)).index_select(1, split.chosen)
 
 
-def _rest(x: Tensor, split: Split) -> Tensor:
-    """The other columns of x; one of 0 where there are none."""
-    found = own.new_matrix(x.shape[0], 1, max(split.width, 1))
-    if not split.width:
-        return found.zero_()
-    _move_rest(x, found, split, back=False)
-    return found
-
-
-def _move_rest(x: Tensor, rest: Tensor, split: Split, *, back: bool) -> None:
+def _move_rest(x: Tensor, rest: Tensor, split: Split, later: Launches, *, back: bool) -> None:
     """rest ← the other columns of x; or back, with 0 in the columns of fields."""
     rows, width = x.shape
     tasks = -(-rows // kernels.ROWS_OF_TASK)
-    launch(
+    later.add(
         compiled(kernels.rest_tasks),
-        *(tasks, rows, split.runs, len(split.runs), x.data_ptr(), 4 * x.stride(0), width),
-        *(rest.data_ptr(), 4 * rest.stride(0), int(back)),
+        *(tasks, rows, split.runs, len(split.runs), x, 4 * x.stride(0), width),
+        *(rest, 4 * rest.stride(0), int(back)),
         tasks=tasks,
     )
 

@@ -1,7 +1,8 @@
 """The products of linear layers with ReLU by kernels of our own: how `recgrad.nn.layer_kernels` is called.
 
 Matrices that are made here have room for vectors and tiles that run over their end, and rows an odd number
-of cache lines apart, so that a column spreads over the whole cache.
+of cache lines apart, so that a column spreads over the whole cache. What calls a kernel takes `run`: `launch`
+or, for later, `Launches.add`; what it returns is written only when the kernel has run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from recgrad.kernels.compile import Wanted, compiled
-from recgrad.kernels.parallel import launch, thread_count
+from recgrad.kernels.parallel import Launch, launch, thread_count
 from recgrad.kernels.products import NARROW, TILES, WIDE
 from recgrad.kernels.simd import LANES, LINE
 from recgrad.nn.layer_kernels import (
@@ -75,7 +76,7 @@ class Panels(NamedTuple):
     width: int
 
 
-def pack(weight: Tensor, *, transposed: bool) -> Panels:
+def pack(weight: Tensor, *, transposed: bool, run: Launch = launch) -> Panels:
     """Panels of weight [count, units, width] for products with its transpose (forward) or with itself."""
     weight = weight if weight.stride(2) == 1 else weight.contiguous()
     count, units, width = weight.shape
@@ -83,16 +84,16 @@ def pack(weight: Tensor, *, transposed: bool) -> Panels:
     steps, columns, step, column = (width, units, 4, row) if transposed else (units, width, row, 4)
     panels = -(-columns // LANES)
     values = torch.empty(count, panels, steps, LANES)
-    places = (weight.data_ptr(), step, column, next_, values.data_ptr())
+    places = (weight, step, column, next_, values)
     # To wake a thread for fewer takes longer than to pack them.
     tasks = count * panels if weight.numel() >= 1 << 17 else 1
-    launch(compiled(pack_tasks), panels, steps, columns, count, *places, tasks=tasks)
+    run(compiled(pack_tasks), panels, steps, columns, count, *places, tasks=tasks)
     return Panels(values, count, steps, columns)
 
 
-def forward(x: Tensor, panels: Panels, bias: Tensor | None, out: Tensor) -> None:
+def forward(x: Tensor, panels: Panels, bias: Tensor | None, out: Tensor, run: Launch = launch) -> None:
     """out ← relu(x·W + b) of each network."""
-    _rows(x, panels, padded_bias(bias, panels.networks, panels.width), out, 0, RELU)
+    _rows(x, panels, padded_bias(bias, panels.networks, panels.width), out, 0, RELU, run)
 
 
 def padded_bias(bias: Tensor | None, networks: int, width: int) -> Tensor:
@@ -103,38 +104,33 @@ def padded_bias(bias: Tensor | None, networks: int, width: int) -> Tensor:
     return padded
 
 
-def backward(g: Tensor, panels: Panels, out: Tensor, gates: Tensor | None) -> None:
+def backward(g: Tensor, panels: Panels, out: Tensor, gates: Tensor | None, run: Launch = launch) -> None:
     """out ← g·W of each network, where gates, which lie as out does, are above 0."""
     nothing = torch.zeros(1, _up(panels.width, LANES)).expand(panels.networks, -1)
     if gates is None:
-        _rows(g, panels, nothing, out, 0, PLAIN)
+        _rows(g, panels, nothing, out, 0, PLAIN, run)
     else:
         assert gates.stride() == out.stride()
-        _rows(g, panels, nothing, out, gates.data_ptr(), GATED)
+        _rows(g, panels, nothing, out, gates, GATED, run)
 
 
-def _rows(x: Tensor, panels: Panels, bias: Tensor, out: Tensor, gates: int, mode: int) -> None:
+def _rows(
+    x: Tensor, panels: Panels, bias: Tensor, out: Tensor, gates: Tensor | int, mode: int, run: Launch
+) -> None:
     rows, vectors = x.shape[0], -(-panels.width // LANES)
     tasks = -(-rows // ROWS_OF_TASK)
-    launch(
+    run(
         compiled(row_tasks),
-        *(
-            tasks,
-            rows,
-            panels.networks,
-            panels.steps,
-            vectors,
-            x.data_ptr(),
-            4 * x.stride(0),
-            4 * panels.steps,
-        ),
-        *(panels.values.data_ptr(), LINE * panels.steps * vectors, bias.data_ptr(), 4 * bias.stride(0)),
-        *(out.data_ptr(), 4 * out.stride(0), 4 * panels.width, gates, mode),
+        *(tasks, rows, panels.networks, panels.steps, vectors, x, 4 * x.stride(0), 4 * panels.steps),
+        *(panels.values, LINE * panels.steps * vectors, bias, 4 * bias.stride(0)),
+        *(out, 4 * out.stride(0), 4 * panels.width, gates, mode),
         tasks=tasks,
     )
 
 
-def weight_gradients(g: Tensor, x: Tensor, count: int, *, with_bias: bool) -> tuple[Tensor, Tensor | None]:
+def weight_gradients(
+    g: Tensor, x: Tensor, count: int, *, with_bias: bool, run: Launch = launch
+) -> tuple[Tensor, Tensor | None]:
     """Σ_r g[r]·x[r]ᵀ as [count, units, width], and Σ_r g[r] as [count, units]."""
     units, width = g.shape[1] // count, x.shape[1] // count
     vectors = -(-width // LANES)
@@ -142,12 +138,12 @@ def weight_gradients(g: Tensor, x: Tensor, count: int, *, with_bias: bool) -> tu
     of_bias = torch.zeros(count, _up(units, LANES)) if with_bias else None
     down, across = _parts(units, vectors, count, thread_count())
     tasks = count * -(-units // down) * -(-vectors // across)
-    launch(
+    run(
         compiled(weight_tasks),
         *(tasks, x.shape[0], units, down, vectors, across),
-        *(g.data_ptr(), 4 * g.stride(0), 4 * units, x.data_ptr(), 4 * x.stride(0), 4 * width),
-        *(of_weight.data_ptr(), 4 * LANES * vectors, 4 * of_weight.stride(0)),
-        *((0, 0) if of_bias is None else (of_bias.data_ptr(), 4 * of_bias.stride(0))),
+        *(g, 4 * g.stride(0), 4 * units, x, 4 * x.stride(0), 4 * width),
+        *(of_weight, 4 * LANES * vectors, 4 * of_weight.stride(0)),
+        *((0, 0) if of_bias is None else (of_bias, 4 * of_bias.stride(0))),
         tasks=tasks,
     )
     bias = None if of_bias is None else of_bias[:, :units]

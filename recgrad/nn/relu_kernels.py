@@ -16,7 +16,7 @@ from numba import njit
 from torch import Tensor
 
 from recgrad.kernels.compile import Wanted, compiled
-from recgrad.kernels.parallel import FIRST, launch, next_task
+from recgrad.kernels.parallel import FIRST, Launch, launch, next_task
 from recgrad.kernels.simd import LANES, LINE, add, address, field, keep_positive, load1, load16, store
 
 ROWS_OF_TASK = 128
@@ -27,25 +27,29 @@ ROWS_OF_TASK = 128
 def add_bias_relu(x: Tensor, bias: Tensor | None) -> None:
     """x [rows, width] ← relu(x + bias), in place; columns must lie side by side."""
     rows, width = x.shape
-    address = 0 if bias is None else bias.data_ptr()
     tasks = -(-rows // ROWS_OF_TASK)
-    sizes = (tasks, rows, width, x.data_ptr(), 4 * x.stride(0), address)
+    sizes = (tasks, rows, width, x, 4 * x.stride(0), 0 if bias is None else bias)
     launch(compiled(bias_relu_tasks), *sizes, tasks=tasks)
 
 
-def gate(gradient: Tensor, x: Tensor, out: Tensor, *, with_bias: bool) -> Tensor | None:
-    """out ← gradient where x > 0, else 0, which may be in place; the sums of its columns, where asked for."""
+def gate(gradient: Tensor, x: Tensor, out: Tensor, sums: Tensor | None = None, run: Launch = launch) -> None:
+    """out ← gradient where x > 0, else 0, which may be in place.
+
+    `sums`, of `new_sums`, gets the sums of its columns, of some rows each.
+    """
     rows, width = x.shape
     tasks = -(-rows // ROWS_OF_TASK)
-    sums = torch.empty(tasks, width) if with_bias else None
-    launch(
+    run(
         compiled(gate_tasks),
-        *(tasks, rows, width, x.data_ptr(), 4 * x.stride(0), 0),
-        *(gradient.data_ptr(), 4 * gradient.stride(0), out.data_ptr(), 4 * out.stride(0)),
-        0 if sums is None else sums.data_ptr(),
+        *(tasks, rows, width, x, 4 * x.stride(0), 0, gradient, 4 * gradient.stride(0)),
+        *(out, 4 * out.stride(0), 0 if sums is None else sums),
         tasks=tasks,
     )
-    return None if sums is None else sums.sum(0)
+
+
+def new_sums(x: Tensor) -> Tensor:
+    """To be written by `gate`."""
+    return torch.empty(-(-x.shape[0] // ROWS_OF_TASK), x.shape[1])
 
 
 def kernels() -> list[Wanted]:

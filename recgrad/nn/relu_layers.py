@@ -134,7 +134,7 @@ class _ByTorch(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        from recgrad.nn.relu_kernels import gate
+        from recgrad.nn.relu_kernels import gate, new_sums
 
         values, flat = _saved(ctx)
         found: list[Tensor | None] = []
@@ -142,7 +142,8 @@ class _ByTorch(torch.autograd.Function):
         for i, (weight, bias) in reversed(list(enumerate(_layers(flat)))):
             count, units, width = weight.shape
             of_weights, of_bias = ctx.needs_input_grad[1 + 2 * i : 3 + 2 * i]
-            sums = gate(g, values[i + 1], room, with_bias=of_bias and bias is not None)
+            sums = new_sums(room) if of_bias and bias is not None else None
+            gate(g, values[i + 1], room, sums)
             of_weight = torch.empty_like(weight) if of_weights else None
             below = torch.empty(values[i].shape) if i or ctx.needs_input_grad[0] else None
             for e in range(count):
@@ -151,22 +152,24 @@ class _ByTorch(torch.autograd.Function):
                     torch.mm(own.t(), _columns(values[i], e, width), out=of_weight[e])
                 if below is not None:
                     torch.mm(own, weight[e], out=_columns(below, e, width))
-            found = [_as(of_weight, flat[2 * i]), _as(sums, flat[2 * i + 1]), *found]
+            of_rows = None if sums is None else sums.sum(0)
+            found = [_as(of_weight, flat[2 * i]), _as(of_rows, flat[2 * i + 1]), *found]
             if i and below is not None:
                 g = room = below
         return below, *found
 
 
 class _ByKernels(torch.autograd.Function):
-    """By products of our own, which do the rest in the registers."""
+    """By products of our own, which do the rest in the registers. All is made ready first, then all run."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, distinct: Distinct | None, *flat: Tensor | None) -> Tensor:
         # Imported here, since it brings numba along.
+        from recgrad.kernels.parallel import Launches
         from recgrad.nn import layer_products as own
         from recgrad.nn.distinct_layer import DistinctLayer
 
-        layers = _layers(flat)
+        layers, later = _layers(flat), Launches()
         count = _networks(flat)
         ctx.first = None
         values = [x if distinct is not None else own.with_room(x)]
@@ -174,45 +177,51 @@ class _ByKernels(torch.autograd.Function):
             units = weight.shape[0] * weight.shape[1] // count
             out = own.new_matrix(x.shape[0], count, units, odd=i + 1 < len(layers))
             if i == 0 and distinct is not None:
-                ctx.first = DistinctLayer(_rows(x), distinct, weight[0], bias, out)
+                ctx.first = DistinctLayer(_rows(x), distinct, weight[0], bias, out, later)
             else:
-                own.forward(values[-1], own.pack(weight, transposed=True), bias, out)
+                panels = own.pack(weight, transposed=True, run=later.add)
+                own.forward(values[-1], panels, bias, out, later.add)
             values.append(out)
+        later.run()
         ctx.save_for_backward(*values, *flat)
         return values[-1]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        from recgrad.kernels.parallel import Launches
         from recgrad.nn import layer_products as own
         from recgrad.nn.relu_kernels import gate
 
         values, flat = _saved(ctx)
-        rows, count = gradient.shape[0], _networks(flat)
-        found: list[Tensor | None] = []
+        rows, count, later = gradient.shape[0], _networks(flat), Launches()
+        sums: list[Tensor | None] = []
         g = own.new_matrix(rows, count, gradient.shape[1] // count)
-        gate(_rows(gradient), values[-1], g, with_bias=False)
+        gate(_rows(gradient), values[-1], g, run=later.add)
         below: Tensor | None = None
         for i, (weight, bias) in reversed(list(enumerate(_layers(flat)))):
             of_weight, of_bias = ctx.needs_input_grad[2 + 2 * i : 4 + 2 * i]
             of_bias = of_bias and bias is not None
-            sums: tuple[Tensor | None, Tensor | None] = (None, None)
+            own_sums: tuple[Tensor | None, ...] = (None, None)
             if i == 0 and ctx.first is not None:
                 wants = {"of_weight": of_weight, "of_bias": of_bias, "of_x": ctx.needs_input_grad[0]}
-                *sums, below = ctx.first.backward(g, weight[0], **wants)
+                *own_sums, below = ctx.first.backward(g, weight[0], later, **wants)
             elif of_weight or of_bias:
-                sums = own.weight_gradients(g, values[i], weight.shape[0], with_bias=of_bias)
-            found = [*(_as(t, like) for t, like in zip(sums, flat[2 * i :], strict=False)), *found]
+                x = values[i]
+                own_sums = own.weight_gradients(g, x, weight.shape[0], with_bias=of_bias, run=later.add)
+            sums = [*own_sums, *sums]
             if i:
                 below = own.new_matrix(rows, count, weight.shape[2])
-                own.backward(g, own.pack(weight, transposed=False), below, values[i])
+                panels = own.pack(weight, transposed=False, run=later.add)
+                own.backward(g, panels, below, values[i], later.add)
                 g = below
             elif ctx.first is None:
                 below = None
                 if ctx.needs_input_grad[0]:
                     below = own.new_matrix(rows, 1, weight.shape[2], odd=False)
-                    own.backward(g, own.pack(weight, transposed=False), below, None)
-        return below, None, *found
+                    own.backward(g, own.pack(weight, transposed=False, run=later.add), below, None, later.add)
+        later.run()
+        return below, None, *(_as(found, like) for found, like in zip(sums, flat, strict=True))
 
 
 @cache

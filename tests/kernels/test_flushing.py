@@ -47,23 +47,28 @@ def halve() -> Any:
     return kernel
 
 
-def halves(kernel: Any, number: int) -> list[float]:
+def in_sequence(kernel: Any, address: int, tasks: int) -> None:
+    threads.run_all_on_threads([(kernel, address, tasks)])
+
+
+def halves(kernel: Any, number: int, run: Any = threads.run_on_threads) -> list[float]:
     block = np.zeros(2 + MOST_THREADS // 2, np.int64)
     block[1:2].view(np.float32)[0] = SMALLEST
     block[2:].view(np.float32)[:] = -1
-    threads.run_on_threads(kernel, block.ctypes.data, number)
+    run(kernel, block.ctypes.data, number)
     assert block[0] == number  # each thread came once
     return block[2:].view(np.float32)[:number].tolist()
 
 
 @pytest.mark.parametrize("openmp", [True, False])
+@pytest.mark.parametrize("run", [threads.run_on_threads, in_sequence])
 def test_kernels_flush_on_every_thread(
-    number: int, halve: Any, openmp: bool, monkeypatch: pytest.MonkeyPatch
+    number: int, halve: Any, openmp: bool, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not openmp:
         monkeypatch.setattr(threads, "_openmp", lambda: None)
     assert not flushes_subnormals()
-    assert halves(halve, number) == [0.0] * number
+    assert halves(halve, number, run) == [0.0] * number
     assert not flushes_subnormals()
 
 

@@ -13,6 +13,8 @@ import torch
 from recgrad.embedding.local.engine import Ids, LocalEngine
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.kernels import threads
+from recgrad.kernels.parallel import Launches
+from recgrad.nn.layer_products import pack
 from recgrad.optim.sparse import Adagrad
 
 
@@ -82,3 +84,23 @@ def test_one_task_wakes_no_thread(three_threads: None, monkeypatch: pytest.Monke
     engine(Ids(torch.tensor([3]), torch.ones(1, dtype=torch.int32), [1])).pooled(["l"]).sum().backward()
     optimizer.step()
     assert engine.export_table("t")[0].tolist() == [3]
+
+
+@pytest.mark.parametrize("openmp", [True, False])
+def test_kernels_of_a_sequence_run_in_their_order_and_once(
+    three_threads: None, openmp: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each packs what the one before has written; what nobody else holds is kept until then."""
+    if not openmp:
+        monkeypatch.setattr(threads, "_openmp", lambda: None)
+    later = Launches()
+    first = torch.arange(96.0).reshape(1, 6, 16)
+    panels = [pack(first.clone(), transposed=False, run=later.add).values]
+    for _ in range(5):
+        panels.append(pack(panels[-1].reshape(1, 6, 16), transposed=False, run=later.add).values)
+        panels[-1].fill_(-1)
+    later.run()
+    assert panels[-1].reshape(1, 6, 16).equal(first)
+    panels[-1].fill_(-1)
+    later.run()
+    assert panels[-1].eq(-1).all()
