@@ -5,7 +5,7 @@ one number a row, which multiplies all of them: the more vectors, the fewer load
 becomes of the sums is a function of the caller's, compiled into the tile, so that they go from the
 registers to their place:
 
-    @finishing
+    @finishing()
     def store_positive(row, column, value, to):
         out, out_row = to
         store(out + row * out_row + LINE * column, keep_positive(value, value))
@@ -57,17 +57,18 @@ class Finish:
     run. Of this one nothing but the type is handed on.
     """
 
-    def __init__(self, function: Callable[..., None]) -> None:
+    def __init__(self, function: Callable[..., None], before: Callable[..., None] | None) -> None:
         self.py_func = function
-        self.type = FinishType(function)
+        self.type = FinishType(function, before)
 
 
 class FinishType(types.Opaque):  # type: ignore[misc]
     """Of a `Finish`: a type of its own for each function."""
 
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._compiled = njit(function)  # which numba's type of it does not keep
-        self.function = types.Dispatcher(self._compiled)
+    def __init__(self, function: Callable[..., None], before: Callable[..., None] | None) -> None:
+        self._compiled = [njit(one) for one in (function, before) if one]  # which numba's types do not keep
+        self.function, *rest = map(types.Dispatcher, self._compiled)
+        self.before = rest[0] if rest else None
         # A part of the names in compiled code, which must be the same in every process.
         super().__init__(f"finish {function.__module__}.{function.__qualname__}")
 
@@ -77,9 +78,13 @@ class FinishType(types.Opaque):  # type: ignore[misc]
         return self.function
 
 
-def finishing(function: Callable[..., None]) -> Finish:
-    """A function of (row, column, vector, extra) for `Tiles.product`."""
-    return Finish(function)
+def finishing(before: Callable[..., None] | None = None) -> Callable[[Callable[..., None]], Finish]:
+    """Makes a function of (row, column, vector, extra) for `Tiles.product`.
+
+    Before the steps of a tile, `before` is called with (row, column, extra) of each of its vectors: to ask
+    for memory that will be needed when they are done.
+    """
+    return lambda function: Finish(function, before)
 
 
 @typeof_impl.register(Finish)
@@ -196,15 +201,19 @@ def product_tile(rows: int, vectors: int, biased: bool) -> Any:
     def tile(context, finish, a, a_row, a_step, b, b_vector, b_step, steps, start, row, column, extra):  # type: ignore[no-untyped-def]
         taken = (types.int64, types.int64, Vector(LANES), extra)
         called = finish.function.get_call_type(context, taken, {})
+        asked = finish.before and finish.before.get_call_type(context, (*taken[:2], extra), {})
 
         def generate(target: Any, builder: Any, _: Any, args: Any) -> Any:
+            places = [(r, c) for r in range(rows) for c in range(vectors)]
+            if asked:
+                begin = target.get_function(finish.before, asked)
+                for r, c in places:
+                    begin(builder, (builder.add(args[9], _I64(r)), builder.add(args[10], _I64(c)), args[11]))
             sums = _sum_tile(builder, args[1:9], rows, vectors, biased)
             end = target.get_function(finish.function, called)
-            for r in range(rows):
-                at = builder.add(args[9], _I64(r))
-                for c in range(vectors):
-                    to = builder.add(args[10], _I64(c))
-                    end(builder, (at, to, sums[r][c], args[11]))
+            for r, c in places:
+                at = builder.add(args[9], _I64(r)), builder.add(args[10], _I64(c))
+                end(builder, (*at, sums[r][c], args[11]))
             return target.get_dummy_value()
 
         return types.void(finish, *[types.int64] * 10, extra), generate

@@ -139,7 +139,7 @@ def rest_tasks(a: int) -> None:
 (TASKS, BLOCKS, A_ROW, A_STEP, B_VECTOR, B_STEP, P_OUT_ROW) = range(FIRST, FIRST + 7)
 
 
-@finishing
+@finishing()
 def finish_stored(row, column, value, to):  # type: ignore[no-untyped-def]
     """Store a vector."""
     out, out_row = to
@@ -168,7 +168,7 @@ def product_tasks(a: int) -> None:
 (BIAS, OUT, OUT_ROW) = range(R_PANELS + 1, R_PANELS + 4)
 
 
-@finishing
+@finishing()
 def finish_added(row, column, value, to):  # type: ignore[no-untyped-def]
     """Add a vector to what is there, and store it where it is above 0."""
     out, out_row = to

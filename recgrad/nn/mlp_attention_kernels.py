@@ -72,14 +72,14 @@ def values(a, i, task, block, start):  # type: ignore[no-untyped-def]
     return layer(a, i, VALUES) + row * layer(a, i, STRIDE)
 
 
-@finishing
+@finishing()
 def store_positive(t, p, value, to):  # type: ignore[no-untyped-def]
     """max(0, value) to a matrix of rows."""
     out, row = to
     store(out + t * row + LINE * p, keep_positive(value, value))
 
 
-@finishing
+@finishing()
 def store_gated(t, p, value, to):  # type: ignore[no-untyped-def]
     """The value where a gate, which lies as the output does, is above 0."""
     out, row, gate = to
@@ -87,14 +87,14 @@ def store_gated(t, p, value, to):  # type: ignore[no-untyped-def]
     store(out + at, keep_positive(value, load16(gate + at)))
 
 
-@finishing
+@finishing()
 def store_sum(t, p, value, to):  # type: ignore[no-untyped-def]
     """The value added to a matrix of rows."""
     sums, row = to
     add_to(sums + t * row + LINE * p, value)
 
 
-@finishing
+@finishing()
 def store_weighted(t, p, value, to):  # type: ignore[no-untyped-def]
     """value + weight · part, exactly `count` rows of `width` numbers, with a weight for each row."""
     out, row, weights, part, count, width = to
@@ -259,7 +259,7 @@ def first_weights(a, q, of_q, s, g, count, sums):  # type: ignore[no-untyped-def
     product(first_weight, to, s, 4, s_row, g, LINE, g_row, count, dim, 0, width // LANES)
 
 
-@finishing
+@finishing()
 def first_weight(d, p, m, to):  # type: ignore[no-untyped-def]
     """One vector of those gradients."""
     of_s, of_product, row, q, of_q, c, panel = to

@@ -13,13 +13,13 @@ from recgrad.kernels.products import NARROW, TILES, WIDE, compiled_features, fin
 from recgrad.kernels.simd import LANES, LINE, add, load16, store
 
 
-@finishing
+@finishing()
 def store_plain(row, column, value, to):
     out, out_row = to
     store(out + row * out_row + LINE * column, value)
 
 
-@finishing
+@finishing()
 def add_plain(row, column, value, to):
     out, out_row = to
     at = out + row * out_row + LINE * column
