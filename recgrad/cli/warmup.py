@@ -91,7 +91,14 @@ def warm_common(folder: Path) -> None:
     from recgrad.config import load_config
     from recgrad.embedding.local.update import update_function
     from recgrad.kernels.compile import compiled, compiled_with
-    from recgrad.nn import distinct_kernels, fm_kernels, layer_products, mix_kernels, relu_kernels
+    from recgrad.nn import (
+        distinct_kernels,
+        fm_kernels,
+        layer_products,
+        mix_kernels,
+        output_kernels,
+        relu_kernels,
+    )
     from recgrad.optim.sparse import SPARSE_OPTIMIZERS
     from recgrad.synth import write_synth
     from recgrad.training.run import train
@@ -100,7 +107,7 @@ def warm_common(folder: Path) -> None:
     config = load_config(folder / "deepfm.config")
     config.train_config.use_tensorboard = False
     train(config, model_dir=folder / "model")
-    for kernels in (layer_products, distinct_kernels, relu_kernels, fm_kernels, mix_kernels):
+    for kernels in (layer_products, distinct_kernels, relu_kernels, fm_kernels, mix_kernels, output_kernels):
         for wanted in kernels.kernels():
             compiled(wanted.function)
     for _, optimizer in SPARSE_OPTIMIZERS.items():

@@ -31,6 +31,7 @@ from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.models.multi_task import MultiTask, TaskTowerSettings
 from recgrad.nn.mlp import MLP
+from recgrad.nn.output_layer import OutputLayer
 
 
 class TransferTower(nn.Module):
@@ -50,7 +51,7 @@ class TransferTower(nn.Module):
         if before:
             self.passed = nn.Linear(before, width)
             self.project = nn.Linear(width, 3 * width)
-        self.output = nn.Linear(width, num_logits)
+        self.output = OutputLayer(width, num_logits)
 
     def forward(self, x: Tensor, before: Tensor | None) -> Tensor:
         """z of the task."""

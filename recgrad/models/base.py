@@ -28,9 +28,10 @@ from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.group_plan import FeatureGroup
 from recgrad.models.inputs import Inputs, Parts
 from recgrad.models.tasks import TaskSpec
-from recgrad.nn import distinct_kernels, layer_products, mix_kernels, relu_kernels
+from recgrad.nn import distinct_kernels, layer_products, mix_kernels, output_kernels, relu_kernels
 from recgrad.nn.mlp import MLP
 from recgrad.nn.moe import Experts, ExtractionLayer, MMoE
+from recgrad.nn.output_layer import OutputLayer
 from recgrad.nn.relu_layers import own_products
 from recgrad.nn.variational_dropout import VariationalDropout
 from recgrad.optim.sparse import SparseOptimizer
@@ -222,6 +223,8 @@ class Model(nn.Module):
             found += relu_kernels.kernels()
         if any(isinstance(block, MMoE | ExtractionLayer) for block in self.modules()):
             found += mix_kernels.kernels()
+        if any(isinstance(block, OutputLayer) and block.out_features == 1 for block in self.modules()):
+            found += output_kernels.kernels()
         return found
 
     def _has_relu(self, *kinds: type[nn.Module]) -> bool:

@@ -30,6 +30,7 @@ from recgrad.models.multi_task import MultiTask, TaskTowerSettings
 from recgrad.nn.mask import MaskNet, MaskNetSettings
 from recgrad.nn.mlp import MLP, MLPSettings
 from recgrad.nn.moe import MMoE
+from recgrad.nn.output_layer import OutputLayer
 
 
 class RelationTower(nn.Module):
@@ -47,7 +48,7 @@ class RelationTower(nn.Module):
         self.mlp = MLP(in_features, **(mlp or {}))
         self.relation = MLP(self.mlp.out_features + related, **(relation_mlp or {}))
         self.out_features = self.relation.out_features
-        self.output = nn.Linear(self.out_features, num_logits)
+        self.output = OutputLayer(self.out_features, num_logits)
 
     def forward(self, x: Tensor, related: Sequence[Tensor]) -> Tensor:
         """r_t of the task's input and of the r of the towers it depends on."""

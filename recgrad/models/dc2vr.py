@@ -29,6 +29,7 @@ from recgrad.models.multi_task import MultiTask
 from recgrad.nn.mlp import MLP, MLPSettings
 from recgrad.nn.moe import MMoE
 from recgrad.nn.orthonormal import Orthonormal
+from recgrad.nn.output_layer import OutputLayer
 
 
 class InterventionTower(nn.Module):
@@ -60,7 +61,7 @@ class InterventionTower(nn.Module):
             self.of_own = Orthonormal(self.out_features, low_rank_dim)
             self.of_source = Orthonormal(source, low_rank_dim)
             self.dropout = nn.Dropout(dropout_ratio)
-        self.output = nn.Linear(self.out_features, num_logits)
+        self.output = OutputLayer(self.out_features, num_logits)
 
     def forward(self, x: Tensor, source: Sequence[Tensor]) -> Tensor:
         """o of the task's input and of the o of the towers that it is corrected for."""

@@ -16,13 +16,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recgrad.models.base import MODELS, Model, only_group
 from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.nn.cross import Cross, CrossSettings
 from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.nn.output_layer import OutputLayer
 
 
 @MODELS.register("dcn_v1")
@@ -44,7 +45,7 @@ class DCNV1(Model):
         self.cross = Cross(width, **cross)
         self.deep = MLP(width, **deep)
         self.final = MLP(width + self.deep.out_features, **final)
-        self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
+        self.output = OutputLayer(self.final.out_features, self.tasks[0].num_logits)
 
     def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""

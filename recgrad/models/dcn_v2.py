@@ -16,13 +16,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recgrad.models.base import MODELS, Model, only_group
 from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.nn.cross import CrossV2, CrossV2Settings
 from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.nn.output_layer import OutputLayer
 
 
 @MODELS.register("dcn_v2")
@@ -54,7 +55,7 @@ class DCNV2(Model):
         self.deep = None if deep is None else MLP(width, **deep)
         beside = 0 if self.deep is None else self.deep.out_features
         self.final = MLP(self.cross.out_features + beside, **final)
-        self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
+        self.output = OutputLayer(self.final.out_features, self.tasks[0].num_logits)
 
     def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recgrad.kernels.compile import Wanted
 from recgrad.models.base import MODELS, Model
@@ -26,6 +26,7 @@ from recgrad.models.inputs import Inputs
 from recgrad.nn import fm_kernels
 from recgrad.nn.fm import factorization_machine, interacting, split_fields
 from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.nn.output_layer import OutputLayer
 from recgrad.optim.sparse import SparseOptimizer
 
 
@@ -57,7 +58,7 @@ class DeepFM(Model):
         self.adds_up = final is None and classes == 1
         width = self.deep.out_features if self.adds_up else 1 + self.fm_dim + self.deep.out_features
         self.final = MLP(width, **(final or {}))
-        self.output = nn.Linear(self.final.out_features, classes)
+        self.output = OutputLayer(self.final.out_features, classes)
 
     def kernels(self, optimizer: SparseOptimizer | None) -> list[Wanted]:
         """Those of the factorization machine beside those of all models."""

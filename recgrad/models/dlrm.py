@@ -14,13 +14,14 @@ sparse ──▶ v_1 … v_n ──────┴──(arch_with_sparse)──
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recgrad.models.base import MODELS
 from recgrad.models.field_model import FieldModel
 from recgrad.models.inputs import Inputs
 from recgrad.nn.interaction import DotInteraction
 from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.nn.output_layer import OutputLayer
 
 
 @MODELS.register("dlrm")
@@ -47,7 +48,7 @@ class DLRM(FieldModel):
         width = self.interaction.out_features + (self.dim if self.dense_mlp is not None else 0)
         width += self.sparse_fields * self.dim if arch_with_sparse else 0
         self.final = MLP(width, **final)
-        self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
+        self.output = OutputLayer(self.final.out_features, self.tasks[0].num_logits)
 
     def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""

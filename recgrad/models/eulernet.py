@@ -27,6 +27,7 @@ from recgrad.models.field_model import FieldModel
 from recgrad.models.inputs import Inputs
 from recgrad.nn.euler import EulerLayer
 from recgrad.nn.mlp import MLPSettings
+from recgrad.nn.output_layer import OutputLayer
 
 
 @MODELS.register("eulernet")
@@ -66,7 +67,7 @@ class EulerNet(FieldModel):
             )
             for before, after in pairwise([self.fields, *layer_sizes])
         )
-        self.output = nn.Linear(layer_sizes[-1] * self.dim, self.tasks[0].num_logits)
+        self.output = OutputLayer(layer_sizes[-1] * self.dim, self.tasks[0].num_logits)
         nn.init.xavier_normal_(self.output.weight)
 
     def predict(self, inputs: Inputs) -> dict[str, Tensor]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recgrad.models.base import Model
 from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.nn.fm import split_fields
 from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.nn.output_layer import OutputLayer
 
 
 class FieldModel(Model):
@@ -58,7 +59,7 @@ class FieldModel(Model):
         if self.has_wide:
             self.groups.dim("wide")
         logits = self.tasks[0].num_logits
-        self.output = nn.Linear(width + (self.has_wide and logits > 1), logits)
+        self.output = OutputLayer(width + (self.has_wide and logits > 1), logits)
 
     def logits(self, x: Tensor, inputs: Inputs) -> dict[str, Tensor]:
         """The output of the columns that `build_output` was told of, with the linear part."""

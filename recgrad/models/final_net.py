@@ -22,13 +22,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from recgrad.models.base import MODELS
 from recgrad.models.field_model import FieldModel
 from recgrad.models.inputs import Inputs
 from recgrad.nn.factorized import FactorizedMLP, FieldGate, ResidualType
+from recgrad.nn.output_layer import OutputLayer
 
 STREAMS = ("stream1", "stream2")
 
@@ -60,11 +61,11 @@ class FinalNet(FieldModel):
         self.gate = FieldGate(self.fields) if use_field_gate else None
         first = 2 * width if use_field_gate else width
         self.block1 = FactorizedMLP(first, residual_type=residual_type, **block1)
-        self.output1 = nn.Linear(self.block1.out_features, classes)
+        self.output1 = OutputLayer(self.block1.out_features, classes)
         self.block2 = None
         if block2 is not None:
             self.block2 = FactorizedMLP(width, residual_type=residual_type, **block2)
-            self.output2 = nn.Linear(self.block2.out_features, classes)
+            self.output2 = OutputLayer(self.block2.out_features, classes)
 
     def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits; in training those of both blocks too."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recgrad.limits import Count
 from recgrad.models.base import MODELS, Model, only_group
@@ -24,6 +24,7 @@ from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.nn.cross import GatedCross
 from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.nn.output_layer import OutputLayer
 
 
 @MODELS.register("gdcn")
@@ -54,7 +55,7 @@ class GDCN(Model):
         self.cross = GatedCross(width, cross_num)
         self.deep = None if deep is None else MLP(width, **deep)
         beside = 0 if self.deep is None else self.deep.out_features
-        self.output = nn.Linear(beside if self.stacked else width + beside, self.tasks[0].num_logits)
+        self.output = OutputLayer(beside if self.stacked else width + beside, self.tasks[0].num_logits)
 
     def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""

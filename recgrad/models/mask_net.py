@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from recgrad.models.base import MODELS, Model, only_group
 from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.nn.mask import MaskNet as MaskBlocks
 from recgrad.nn.mask import MaskNetSettings
+from recgrad.nn.output_layer import OutputLayer
 
 
 @MODELS.register("mask_net")
@@ -39,7 +40,7 @@ class MaskNet(Model):
         """
         self.group = only_group(self)
         self.blocks = MaskBlocks(self.groups.dim(self.group), **mask_net_module)
-        self.output = nn.Linear(self.blocks.out_features, self.tasks[0].num_logits)
+        self.output = OutputLayer(self.blocks.out_features, self.tasks[0].num_logits)
 
     def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from recgrad.models.base import Model
 from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.nn.output_layer import OutputLayer
 
 
 class TaskTowerSettings(TypedDict, total=False):
@@ -28,7 +29,7 @@ class TaskTower(nn.Sequential):
 
     def __init__(self, in_features: int, num_logits: int, mlp: MLPSettings | None = None) -> None:
         hidden = MLP(in_features, **(mlp or {}))
-        super().__init__(hidden, nn.Linear(hidden.out_features, num_logits))
+        super().__init__(hidden, OutputLayer(hidden.out_features, num_logits))
 
 
 class MultiTask(Model):

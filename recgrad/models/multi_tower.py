@@ -23,6 +23,7 @@ from recgrad.models.base import MODELS, Model
 from recgrad.models.group_needs import DeepInput
 from recgrad.models.inputs import Inputs
 from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.nn.output_layer import OutputLayer
 
 
 class TowerSettings(TypedDict, total=False):
@@ -56,7 +57,7 @@ class MultiTower(Model):
         )
         width = more + sum(mlp.out_features for mlp in self.tower_mlps if isinstance(mlp, MLP))
         self.final = MLP(width, **final)
-        self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
+        self.output = OutputLayer(self.final.out_features, self.tasks[0].num_logits)
 
     def tower_outputs(self, inputs: Inputs) -> list[Tensor]:
         """The output of each tower."""

@@ -18,12 +18,13 @@ sparse ───────────────┘                     └�
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recgrad.models.base import MODELS
 from recgrad.models.field_model import FieldModel
 from recgrad.models.inputs import Inputs
 from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.nn.output_layer import OutputLayer
 
 
 @MODELS.register("onn")
@@ -48,7 +49,7 @@ class ONN(FieldModel):
         first, second = torch.triu_indices(self.fields, self.fields, offset=1)
         self.register_buffer("pairs", first * self.fields + second, persistent=False)
         self.final = MLP(self.dim + len(first), **final)
-        self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
+        self.output = OutputLayer(self.final.out_features, self.tasks[0].num_logits)
 
     def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""

@@ -25,6 +25,7 @@ from recgrad.models.inputs import Inputs
 from recgrad.nn.bilinear import PairProducts
 from recgrad.nn.interaction import DotInteraction
 from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.nn.output_layer import OutputLayer
 
 
 class OuterProduct(nn.Module):
@@ -80,7 +81,7 @@ class PNN(FieldModel):
         else:
             self.products = KernelProducts(self.fields, self.dim)
         self.final = MLP(self.fields * self.dim + self.products.out_features, **final)
-        self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
+        self.output = OutputLayer(self.final.out_features, self.tasks[0].num_logits)
 
     def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""

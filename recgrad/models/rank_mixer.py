@@ -30,6 +30,7 @@ from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.nn.mlp import MLP, MLPSettings
 from recgrad.nn.moe import Experts
+from recgrad.nn.output_layer import OutputLayer
 
 
 class MixerLayer(nn.Module):
@@ -90,7 +91,7 @@ class RankMixer(Model):
             *(MixerLayer(num_tokens, token_dim, ffn_ratio) for _ in range(num_layers))
         )
         self.final = MLP(token_dim, **(final or {}))
-        self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
+        self.output = OutputLayer(self.final.out_features, self.tasks[0].num_logits)
 
     def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""

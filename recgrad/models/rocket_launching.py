@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from recgrad.models.base import MODELS, Model, only_group
@@ -35,6 +35,7 @@ from recgrad.models.group_needs import ONE_DEEP, GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.models.tasks import TaskSpec
 from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.nn.output_layer import OutputLayer
 
 LIGHT, BOOSTER = "light", "booster"
 
@@ -83,7 +84,7 @@ class RocketLaunching(Model):
         self.booster = MLP(self.share.out_features, **booster_mlp)
         self.light = MLP(self.share.out_features, **light_mlp)
         self.light_output, self.booster_output = (
-            nn.Linear(mlp.out_features, self.tasks[0].num_logits) for mlp in (self.light, self.booster)
+            OutputLayer(mlp.out_features, self.tasks[0].num_logits) for mlp in (self.light, self.booster)
         )
         light, booster = list(light_mlp["hidden_units"]), list(booster_mlp["hidden_units"])
         pairs = [(i, booster.index(width)) for i, width in enumerate(light) if width in booster]

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recgrad.data.batch import Batch
 from recgrad.errors import ConfigError
@@ -25,6 +25,7 @@ from recgrad.models.base import MODELS, Model
 from recgrad.models.inputs import Inputs, Parts
 from recgrad.nn.encoders.multi_window_din import MultiWindowDINEncoder
 from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.nn.output_layer import OutputLayer
 
 
 @MODELS.register("tdm")
@@ -53,7 +54,7 @@ class TDM(Model):
         )
         width = self.attention.out_features + sum(map(self.groups.dim, self.row_groups))
         self.final = MLP(width, **final)
-        self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
+        self.output = OutputLayer(self.final.out_features, self.tasks[0].num_logits)
 
     @property
     def tower_groups(self) -> dict[str, tuple[str, ...]]:

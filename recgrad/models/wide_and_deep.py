@@ -17,12 +17,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recgrad.models.base import MODELS, Model
 from recgrad.models.group_needs import GroupNeeds
 from recgrad.models.inputs import Inputs
 from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.nn.output_layer import OutputLayer
 
 
 @MODELS.register("wide_and_deep")
@@ -47,7 +48,7 @@ class WideAndDeep(Model):
         self.adds_up = final is None and classes == 1
         width = self.deep.out_features + (0 if self.adds_up else 1)
         self.final = MLP(width, **(final or {}))
-        self.output = nn.Linear(self.final.out_features, classes)
+        self.output = OutputLayer(self.final.out_features, classes)
 
     def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""

@@ -23,6 +23,7 @@ from recgrad.models.base import MODELS
 from recgrad.models.field_model import FieldModel
 from recgrad.models.inputs import Inputs
 from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.nn.output_layer import OutputLayer
 from recgrad.nn.wukong import WuKongLayer, WuKongLayerSettings
 
 
@@ -54,7 +55,7 @@ class WuKong(FieldModel):
             self.layers.append(layer)
             fields = layer.out_fields
         self.final = MLP(fields * self.dim, **final)
-        self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
+        self.output = OutputLayer(self.final.out_features, self.tasks[0].num_logits)
 
     def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recgrad.models.base import MODELS, Model
 from recgrad.models.group_needs import GroupNeeds
@@ -24,6 +24,7 @@ from recgrad.models.inputs import Inputs
 from recgrad.nn.cin import CIN, CINSettings
 from recgrad.nn.fm import split_fields
 from recgrad.nn.mlp import MLP, MLPSettings
+from recgrad.nn.output_layer import OutputLayer
 
 
 @MODELS.register("xdeepfm")
@@ -44,7 +45,7 @@ class XDeepFM(Model):
         self.cin = CIN(len(self.groups.widths("wide")), **cin)
         self.deep = MLP(self.groups.dim("deep"), **deep)
         self.final = MLP(self.cin.out_features + self.deep.out_features, **final)
-        self.output = nn.Linear(self.final.out_features, self.tasks[0].num_logits)
+        self.output = OutputLayer(self.final.out_features, self.tasks[0].num_logits)
 
     def predict(self, inputs: Inputs) -> dict[str, Tensor]:
         """The logits."""
