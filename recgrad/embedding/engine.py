@@ -76,6 +76,13 @@ class EmbeddedIds(ABC):
     def sequence(self, name: str) -> Tensor:
         """The output of a sequence lookup, [positions, dim]."""
 
+    def take_room(self, names: Sequence[str]) -> int:
+        """How many columns of memory before the rows of `pooled(names)` are the caller's, who asks once.
+
+        Some where `leave_room` of the engine was told of these names, if it could.
+        """
+        return 0
+
 
 class PreparedIds(ABC):
     """The ids of a batch on their way into an engine; they may leave long before they are looked up."""
@@ -317,6 +324,9 @@ class EmbeddingEngine(nn.Module, TableEngine):
     def sums_gradients(self, name: str) -> bool:
         """Whether of the gradients of a lookup's output only their sum by id matters."""
         return not self.tables[self.lookups[name].table].clamped
+
+    def leave_room(self, names: Sequence[str], columns: int) -> None:
+        """Leave memory for so many columns before the rows of `pooled(names)`, if that is possible."""
 
     def kernels(self, optimizer: SparseOptimizer | None) -> list[Wanted]:
         """What the first steps with an optimizer will need compiled, where that is known."""

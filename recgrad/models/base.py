@@ -134,6 +134,7 @@ class Model(nn.Module):
                 sequence_keys=self.groups.ids.sequence_keys,
                 seed=seed,
             )
+            self.groups.leave_room(self.engine)
         if compile:
             # Here and not by a decorator, which would load the compiler wherever the model is imported.
             for name in self.uncompiled:

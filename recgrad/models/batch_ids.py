@@ -12,6 +12,7 @@ from torch import Tensor
 from recgrad.data.batch import Batch, KeyedJagged
 from recgrad.embedding.engine import EmbeddedIds, EmbeddingEngine, PreparedIds
 from recgrad.models.field_columns import Field, FieldColumns
+from recgrad.nn.joining import note_room
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,9 @@ class _Once(EmbeddedIds):
     def pooled(self, names: Sequence[str]) -> Tensor:
         key = tuple(names)
         if key not in self.taken:
-            self.taken[key] = self.columns.note(self.embedded.pooled(names).to(self.device), key)
+            output = self.columns.note(self.embedded.pooled(names).to(self.device), key)
+            here = self.device.type == "cpu"
+            self.taken[key] = note_room(output, self.embedded.take_room(names) if here else 0)
         return self.taken[key]
 
     def sequence(self, name: str) -> Tensor:

@@ -35,7 +35,7 @@ from recgrad.models.group_plan import (
 from recgrad.models.inputs import Inputs, Parts, PositionParts, RowParts, SequenceInput, SequenceParts
 from recgrad.nn.encoders.base import SequenceEncoder, SequenceFields, build_encoder
 from recgrad.nn.jagged import Segments, segment_mean, segment_sum
-from recgrad.nn.relu_layers import join
+from recgrad.nn.joining import join
 
 ONE_DIM = "give them one embedding_dim"
 
@@ -203,6 +203,14 @@ class FeatureGroups(nn.Module):
         modules = self.encoders[group]
         assert isinstance(modules, nn.ModuleList)
         return list(zip(self.plan.encoders[group], modules, strict=True))  # type: ignore[arg-type]
+
+    def leave_room(self, engine: EmbeddingEngine) -> None:
+        """Have an engine leave room for what goes before its lookups in a group, which is then not copied."""
+        for name, fields in self.plan.rows.items():
+            place = len(fields.raw) + len(fields.embedded)
+            last = not fields.pooled and not self._encoders(name) and name not in self.plan.summed
+            if fields.lookups and place and last:
+                engine.leave_room(fields.lookups, sum(list(fields.widths.values())[:place]))
 
     def gather(
         self,

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from recgrad.cpu import read_vendor
-from recgrad.nn.field_ids import carry_field_ids, field_ids
+from recgrad.nn.field_ids import field_ids
 
 if TYPE_CHECKING:
     from recgrad.nn.distinct_layer import Distinct
@@ -80,34 +80,6 @@ def _repeating(x: Tensor) -> Distinct | None:
     from recgrad.nn.distinct_layer import find_distinct
 
     return find_distinct(x)
-
-
-def join(columns: Sequence[Tensor]) -> Tensor:
-    """[rows, sum of widths]: columns side by side, where `relu_layers` reads them without a copy."""
-    if len(columns) == 1:
-        return columns[0]
-    large = columns[0].shape[0] * sum(part.shape[1] for part in columns) >= MIN_OUTPUTS
-    if large and runs_kernels(*columns) and own_products():
-        joined: Tensor = _Join.apply(*columns)  # type: ignore[no-untyped-call]
-    else:
-        joined = torch.cat(list(columns), dim=1)
-    return carry_field_ids(joined, columns)
-
-
-class _Join(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *columns: Tensor) -> Tensor:
-        from recgrad.nn.layer_products import new_matrix
-
-        ctx.widths = [part.shape[1] for part in columns]
-        out = new_matrix(columns[0].shape[0], 1, sum(ctx.widths))
-        for part, to in zip(columns, torch.split(out, ctx.widths, dim=1), strict=True):
-            to.copy_(part)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(gradient, ctx.widths, dim=1)
 
 
 class _ByTorch(torch.autograd.Function):

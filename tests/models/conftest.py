@@ -26,6 +26,9 @@ class PlainEmbedded:
     def sequence(self, name):
         return self.values[name]
 
+    def take_room(self, names):
+        return 0
+
 
 class PlainEngine(nn.Module):
     """One nn.Parameter a table, bags pooled in a Python loop."""
@@ -41,6 +44,9 @@ class PlainEngine(nn.Module):
 
     def sums_gradients(self, name):
         return True
+
+    def leave_room(self, names, columns):
+        """There is none to leave."""
 
     def forward(self, ids, sequences=None):
         assert ids.keys == self.keys

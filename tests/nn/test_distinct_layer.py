@@ -13,9 +13,9 @@ from recgrad.nn import relu_layers as module
 from recgrad.nn.distinct_layer import find_distinct, most_ids, split_columns
 from recgrad.nn.field_ids import FieldIds, carry_field_ids, field_ids, note_field_ids
 from recgrad.nn.fm import interacting
+from recgrad.nn.joining import join
 from recgrad.nn.mlp import MLP
 from recgrad.nn.moe import Experts
-from recgrad.nn.relu_layers import join
 
 
 @pytest.fixture(autouse=True)

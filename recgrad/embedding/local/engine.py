@@ -138,6 +138,12 @@ class LocalEngine(EmbeddingEngine):
             self._runs[names] = runs
         return self._runs[names]
 
+    def leave_room(self, names: Sequence[str], columns: int) -> None:
+        """Where the outputs begin with the first column of a dim's block."""
+        runs = self.runs(tuple(names))
+        if len(runs) == 1 and runs[0][1] == 0:
+            self.groups[runs[0][0]].leave_room(columns)
+
     # --- what optimizers ask for ---
 
     def pending_tables(self) -> set[str]:
@@ -228,6 +234,15 @@ class Embedded(EmbeddedIds):
         group = self._engine.group_of(name, sequence=True)
         column = group.columns[name]
         return self._take(group.dim, column, column + 1)
+
+    def take_room(self, names: Sequence[str]) -> int:
+        """Before the first column of a dim's block, once."""
+        (dim, first, _), *others = self._engine.runs(tuple(names))
+        if others or first > 0:
+            return 0
+        result = self._results[dim]
+        room, result.room = result.room, 0
+        return room
 
     def _take(self, dim: int, first: int, last: int) -> Tensor:
         group, result = self._engine.groups[dim], self._results[dim]

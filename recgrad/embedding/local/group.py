@@ -30,7 +30,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recgrad.embedding.local.inputs import Inputs, Result
+from recgrad.embedding.local.inputs import Inputs, Result, new_block
 from recgrad.embedding.local.layout import (
     BAGS,
     ID_WEIGHTS,
@@ -59,7 +59,7 @@ from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import DataError
 from recgrad.kernels.compile import compiled, compiled_with
 from recgrad.kernels.parallel import launch
-from recgrad.kernels.simd import F32
+from recgrad.kernels.simd import F32, LANES
 from recgrad.optim.sparse.tables import SparseEngine, Update
 
 Array = npt.NDArray[Any]
@@ -123,11 +123,17 @@ class DimGroup:
         self._vectors = np.arange(len(ordered)) * self.dim * 4  # from a block's first column to each
         self._frames: dict[tuple[Any, ...], Frame] = {}
         self._spans: dict[tuple[int, int], Span] = {}
+        self._room = 0  # columns of memory before each row of a block
         self._line_addresses = (address_of(self.matrix), address_of(self.parameters))
         living = {i: t for i, t in enumerate(self.tables) if isinstance(t, LivingTable)}
         self._translator = Translator(living, self._fixed[:, TABLE].tolist()) if living else None
 
     # --- forward ---
+
+    def leave_room(self, columns: int) -> None:
+        """Leave memory for so many columns before each row of the block, in whole cache lines."""
+        self._room = max(self._room, -(-columns // LANES) * LANES)
+        self._frames.clear()
 
     def lookup(self, ids: Inputs | None, sequences: Inputs | None, training: bool = False) -> Result:
         """Pool the bags of all columns whose inputs are given."""
@@ -137,7 +143,7 @@ class DimGroup:
         parts, tasks = [self._fixed[:0]], []
         if ids is not None and p:
             frame = self._frame(ids)
-            block = torch.empty(frame.rows, p * self.dim)
+            block = new_block(frame.rows, p * self.dim, self._room)
             parts.append(frame.lines + ids.addresses(block.data_ptr()))
             tasks.append(frame.tasks)
         elif p:
@@ -153,7 +159,7 @@ class DimGroup:
         elif p < len(self.lookups):
             parts.append(self._absent(p, len(self.lookups)))
         lines = parts[1] if len(parts) == 2 else np.concatenate(parts)
-        result = Result(block, outputs, lines, (ids, sequences), self.dim)
+        result = Result(block, outputs, lines, (ids, sequences), self.dim, room=self._room)
         if self._translator is not None:
             waiting: Tables = frozenset().union(*(source.tables for source in self.sources))
             result.rows = self._translator.translate(lines, training=training, waiting=waiting)
@@ -175,7 +181,7 @@ class DimGroup:
         if (lines[:, BAGS] != rows).any():
             raise ValueError(f"pooled features must have one bag per row, got {lines[:, BAGS].tolist()}")
         lines[:, VECTORS] = self._vectors[:p]
-        lines[:, VECTOR_STRIDE] = p * self.dim * 4
+        lines[:, VECTOR_STRIDE] = 4 * new_block(0, p * self.dim, self._room).stride(0)
         simple = self._floats and plain and ids.offsets is None and ids.weights is None
         if len(self._frames) >= _FRAMES:
             self._frames.clear()

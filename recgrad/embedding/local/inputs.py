@@ -16,6 +16,8 @@ from recgrad.embedding.local.memory import address_of
 from recgrad.embedding.local.transfer import offsets_task
 from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import launch
+from recgrad.kernels.products import TILES
+from recgrad.kernels.simd import LANES
 
 Array = npt.NDArray[Any]
 
@@ -87,6 +89,17 @@ def _offsets(lengths: Tensor, what: str) -> Array:
     return offsets
 
 
+def new_block(rows: int, width: int, room: int) -> Tensor:
+    """[rows, width], to be written; with `room`, that many columns of memory lie before each row.
+
+    Then rows are an odd number of cache lines apart, and there are some more, as networks like to read them.
+    """
+    if not room:
+        return torch.empty(rows, width)
+    lines = -(-(room + width) // LANES) | 1
+    return torch.empty(rows + TILES.slack + 1, LANES * lines)[:rows, room : room + width]
+
+
 @dataclass(slots=True)
 class Result:
     """The outputs of one forward pass for one dim, and what its backward needs."""
@@ -97,6 +110,7 @@ class Result:
     inputs: tuple[Inputs | None, Inputs | None]  # kept alive: `lookups` holds addresses
     dim: int
     rows: Any = None  # row numbers that keys were translated to
+    room: int = 0  # columns before the block that are free in every row
 
     def output(self, first: int, last: int) -> Tensor:
         """The outputs of columns first … last − 1 side by side."""
