@@ -1,5 +1,8 @@
 """AUC: exact against all pairs and scikit-learn, binned close to exact where equal bins are not."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -124,3 +127,20 @@ def test_multiclass_auc_by_class_leaves_absent_ones_undefined():
         value = MulticlassAUC(num_class=3, average="none")(preds, target)
     assert value["class_0"] == 1
     assert torch.isnan(value["class_2"])
+
+
+def test_counting_pairs_leaves_no_thread_at_work() -> None:
+    """NumPy's BLAS has threads of its own, which wait in a loop for more: steps would compute beside them."""
+    program = """
+import time
+import numpy as np
+from recgrad.metrics.pairs import binned_auc
+
+counts = np.arange(400_000.0)
+binned_auc(counts, counts)
+before = time.process_time()
+time.sleep(0.1)
+print(time.process_time() - before)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert float(said.stdout) < 0.02  # seconds of processor time while it slept
