@@ -38,9 +38,9 @@ from recgrad.models.build import build_model
 from recgrad.nn import relu_layers
 from recgrad.nn.encoders.din import DINEncoder
 from recgrad.nn.field_ids import FieldIds, note_field_ids
+from recgrad.nn.joining import join
 from recgrad.nn.mlp import MLP
 from recgrad.nn.moe import Experts
-from recgrad.nn.relu_layers import join
 from recgrad.optim.sparse import Adagrad
 from recgrad.synth import write_synth
 from recgrad.training.assembly import build_training
