@@ -29,9 +29,9 @@ def note_room(x: Tensor, columns: int) -> Tensor:
 
 
 def _take_room(x: Tensor, columns: int) -> bool:
-    """Whether there was room for so many columns; there is none any more."""
+    """Whether there was room for so many columns, at least one; there is none any more."""
     room: int = getattr(x, _NOTE, 0)
-    if room < columns:
+    if not columns or room < columns:
         return False
     delattr(x, _NOTE)
     return True
