@@ -12,8 +12,8 @@ the model's first layer reads what the kernel wrote; a sequence lookup has a ten
     matrix   int64 [tables, TABLE_COLUMNS]     the tables; kernels write counts into it, so it never moves
     lines    int64 [columns, LOOKUP_COLUMNS]   where the ids of each column are, and where its vectors go
 
-Lines of a batch are those of its shape (`Frame`, kept) plus the addresses of this batch's arrays: one
-addition in NumPy, whatever the number of columns. A forward pass gives them to the lookup kernel; backward
+Lines of a batch are those of its shape (frames.py) plus the addresses of this batch's arrays: one addition in
+NumPy, whatever the number of columns. A forward pass gives them to the lookup kernel; backward
 takes copies with gradients for outputs (`keep`, pending.py); an update gives those to the planner, whose
 plan the update kernel reads. `reduce` replaces sources by sums per row, for those who need these before the
 update (norms, clamping).
@@ -30,15 +30,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from recgrad.embedding.local.frames import Frames, lookup_tasks_of
 from recgrad.embedding.local.inputs import Inputs, Result, new_block
 from recgrad.embedding.local.layout import (
     BAGS,
-    ID_WEIGHTS,
     IDS,
-    INDEX,
     LOOKUP_COLUMNS,
     MEAN,
-    OFFSETS,
     TABLE,
     TABLE_COLUMNS,
     VECTOR_STRIDE,
@@ -47,7 +45,7 @@ from recgrad.embedding.local.layout import (
 from recgrad.embedding.local.lines import StateArrays, state_arrays
 from recgrad.embedding.local.living.table import LivingTable
 from recgrad.embedding.local.living.translator import Translator
-from recgrad.embedding.local.lookup import BAGS_PER_TASK, TASK_COLUMNS, lookup_tasks
+from recgrad.embedding.local.lookup import BAGS_PER_TASK, lookup_tasks
 from recgrad.embedding.local.memory import address_of
 from recgrad.embedding.local.pending import SUMMED, Source, Tables, only, per_output
 from recgrad.embedding.local.plan import JOB_ROWS, JOB_START
@@ -59,19 +57,9 @@ from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import DataError
 from recgrad.kernels.compile import compiled, compiled_with
 from recgrad.kernels.parallel import launch
-from recgrad.kernels.simd import F32, LANES
 from recgrad.optim.sparse.tables import SparseEngine, Update
 
 Array = npt.NDArray[Any]
-_FRAMES = 16  # shapes of batches that are remembered
-
-
-class Frame(NamedTuple):
-    """What the pooled lookups of a batch of one shape have in common."""
-
-    rows: int
-    lines: Array  # of the lookup matrix, counted from the start of ids, offsets, weights and output
-    tasks: Array
 
 
 class Span(NamedTuple):
@@ -114,16 +102,13 @@ class DimGroup:
         self._keys = np.array(
             [(sequence_keys if spec.sequence else keys).index(spec.key) for spec in ordered], dtype=np.int64
         )
-        self._used = np.unique(self._fixed[: self.pooled, TABLE])
-        self._floats = all(self.tables[t].kind == F32 for t in self._used)
+        self._frames = Frames(self._fixed, self._keys, self.pooled, self.dim, self.matrix)
         self._state_arrays: tuple[tuple[int, ...], StateArrays, object] | None = None
         self.sources: list[Source] = []
         self._all: Tables = frozenset(range(len(tables)))
         self._planner = Planner(self.tables, self.matrix, self.dim)
         self._vectors = np.arange(len(ordered)) * self.dim * 4  # from a block's first column to each
-        self._frames: dict[tuple[Any, ...], Frame] = {}
         self._spans: dict[tuple[int, int], Span] = {}
-        self._room = 0  # columns of memory before each row of a block
         self._line_addresses = (address_of(self.matrix), address_of(self.parameters))
         living = {i: t for i, t in enumerate(self.tables) if isinstance(t, LivingTable)}
         self._translator = Translator(living, self._fixed[:, TABLE].tolist()) if living else None
@@ -132,8 +117,7 @@ class DimGroup:
 
     def leave_room(self, columns: int) -> None:
         """Leave memory for so many columns before each row of the block, in whole cache lines."""
-        self._room = max(self._room, -(-columns // LANES) * LANES)
-        self._frames.clear()
+        self._frames.leave_room(columns)
 
     def lookup(self, ids: Inputs | None, sequences: Inputs | None, training: bool = False) -> Result:
         """Pool the bags of all columns whose inputs are given."""
@@ -142,69 +126,30 @@ class DimGroup:
         outputs: dict[int, Tensor] = {}
         parts, tasks = [self._fixed[:0]], []
         if ids is not None and p:
-            frame = self._frame(ids)
-            block = new_block(frame.rows, p * self.dim, self._room)
+            frame = self._frames.of(ids)
+            block = new_block(frame.rows, p * self.dim, self._frames.room)
             parts.append(frame.lines + ids.addresses(block.data_ptr()))
             tasks.append(frame.tasks)
         elif p:
-            parts.append(self._absent(0, p))
+            parts.append(self._frames.absent(0, p))
         if sequences is not None and p < len(self.lookups):
-            lines = self._relative(sequences, p, len(self.lookups)) + sequences.addresses(0)
+            lines = self._frames.relative(sequences, p, len(self.lookups)) + sequences.addresses(0)
             for column, count in enumerate(lines[:, BAGS].tolist(), p):
                 outputs[column] = output = torch.empty(count, self.dim)
                 lines[column - p, VECTORS] = output.data_ptr()
-                tasks.append(_tasks(column, column + 1, count, 4 * BAGS_PER_TASK, False))
+                tasks.append(lookup_tasks_of(column, column + 1, count, 4 * BAGS_PER_TASK, False))
             lines[:, VECTOR_STRIDE] = self.dim * 4
             parts.append(lines)
         elif p < len(self.lookups):
-            parts.append(self._absent(p, len(self.lookups)))
+            parts.append(self._frames.absent(p, len(self.lookups)))
         lines = parts[1] if len(parts) == 2 else np.concatenate(parts)
-        result = Result(block, outputs, lines, (ids, sequences), self.dim, room=self._room)
+        result = Result(block, outputs, lines, (ids, sequences), self.dim, room=self._frames.room)
         if self._translator is not None:
             waiting: Tables = frozenset().union(*(source.tables for source in self.sources))
             result.rows = self._translator.translate(lines, training=training, waiting=waiting)
         if tasks:
             self._run_lookup(lines, tasks[0] if len(tasks) == 1 else np.concatenate(tasks), result)
         return result
-
-    def _frame(self, ids: Inputs) -> Frame:
-        """The pooled lookups of a batch of this shape."""
-        # A compact table may become plain between two batches.
-        plain = not self.matrix[self._used, INDEX].any()
-        key = (ids.bags.counts, ids.offsets is None, ids.weights is None, plain)
-        known = self._frames.get(key)
-        if known is not None:
-            return known
-        p = self.pooled
-        lines = self._relative(ids, 0, p)
-        rows = int(lines[0, BAGS])
-        if (lines[:, BAGS] != rows).any():
-            raise ValueError(f"pooled features must have one bag per row, got {lines[:, BAGS].tolist()}")
-        lines[:, VECTORS] = self._vectors[:p]
-        lines[:, VECTOR_STRIDE] = 4 * new_block(0, p * self.dim, self._room).stride(0)
-        simple = self._floats and plain and ids.offsets is None and ids.weights is None
-        if len(self._frames) >= _FRAMES:
-            self._frames.clear()
-        self._frames[key] = frame = Frame(rows, lines, _tasks(0, p, rows, BAGS_PER_TASK, simple))
-        return frame
-
-    def _absent(self, first: int, last: int) -> Array:
-        """Lines of columns that a forward pass does not look up."""
-        lines = self._fixed[first:last].copy()
-        lines[:, BAGS] = -1
-        return lines
-
-    def _relative(self, inputs: Inputs, first: int, last: int) -> Array:
-        """Where the ids of some columns are, counted from the start of all ids, offsets and weights."""
-        lines, keys = self._fixed[first:last].copy(), self._keys[first:last]
-        bag = inputs.bags.first[keys]
-        lines[:, BAGS] = inputs.bags.first[keys + 1] - bag
-        if inputs.offsets is None:
-            lines[:, IDS] = 8 * bag
-            lines[:, ID_WEIGHTS] = 4 * bag if inputs.weights is not None else 0
-        else:
-            lines[:, OFFSETS] = 8 * bag
-        return lines
 
     def _run_lookup(self, lines: Array, tasks: Array, result: Result) -> None:
         errors = np.zeros((len(tasks), 2), np.int64)
@@ -419,12 +364,3 @@ class DimGroup:
         tables = frozenset(plan.tables)
         self.sources = [*self._waiting(self._all - tables), Source(SUMMED, lines, tables, packed, rows)]
         return packed
-
-
-def _tasks(first: int, last: int, bags: int, per_task: int, simple: bool) -> Array:
-    begin = np.arange(0, bags, per_task, dtype=np.int64)
-    tasks = np.empty((len(begin), TASK_COLUMNS), np.int64)
-    tasks[:, 0], tasks[:, 1], tasks[:, 2] = first, last, begin
-    tasks[:, 3] = np.minimum(begin + per_task, bags)
-    tasks[:, 4] = simple
-    return tasks
