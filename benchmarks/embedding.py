@@ -30,7 +30,7 @@ from torch import Tensor
 from recgrad.embedding.local.engine import Ids, LocalEngine
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.optim.sparse import SPARSE_OPTIMIZERS, Adam
-from recgrad.training.runtime import keep_freed_memory
+from recgrad.training.runtime import ask_for_huge_pages, keep_freed_memory
 
 TABLES, BATCH, LR, EPS = 26, 8192, 0.05, 1e-8
 Step = Callable[[int], Any]
@@ -369,7 +369,7 @@ def main() -> None:
     options = parser.parse_args()
     global CPU_TIME
     CPU_TIME = options.cpu_time
-    if not keep_freed_memory():
+    if not (keep_freed_memory() and ask_for_huge_pages()):
         print("allocator settings are the system's own")
     report, rounds = Report(), options.rounds
     cases: dict[str, Callable[[], None]] = {

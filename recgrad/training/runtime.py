@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ from recgrad.waiting import considerate_threads
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
 KEEP_BYTES = 2**31 - 1
+HUGE_BYTES = 2**30  # of the heap, for which huge pages are asked; less than is kept when it is freed
+_HUGE_PAGE = 2 << 20
+_ADVISE_HUGE = 14  # MADV_HUGEPAGE
 
 
 def set_up_process(num_threads: int | None = None, processes: int = 1) -> int:
@@ -35,7 +39,8 @@ def set_up_process(num_threads: int | None = None, processes: int = 1) -> int:
     global _threads_are_free
     threads = choose_threads(num_threads, processes)
     _threads_are_free = num_threads is None and threads_of_environment() is None
-    keep_freed_memory()
+    if keep_freed_memory():
+        ask_for_huge_pages()
     return set_threads(threads)
 
 
@@ -114,6 +119,34 @@ def keep_freed_memory() -> bool:
     except OSError:  # musl and others
         return False
     return bool(libc.mallopt(M_MMAP_MAX, 0)) and bool(libc.mallopt(M_TRIM_THRESHOLD, KEEP_BYTES))
+
+
+@lru_cache(maxsize=1)
+def ask_for_huge_pages() -> bool:
+    """Have the kernel back the heap's next gigabyte by huge pages, as it is touched; whether it was asked.
+
+    Rows of a batch lie kilobytes apart: with pages of 4 KB nearly every read waits for an address to be
+    translated, and a step of a model with many fields takes a twenty-fifth longer. Nothing is taken before it
+    is used. Where the kernel counts what is reserved as used (overcommit 2), it is left alone.
+    """
+    try:
+        with open("/proc/sys/vm/overcommit_memory") as file:
+            if file.read().strip() == "2":
+                return False
+        libc = ctypes.CDLL("libc.so.6")
+    except OSError:
+        return False
+    libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    libc.free.argtypes, libc.free.restype = [ctypes.c_void_p], None
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    block = libc.malloc(HUGE_BYTES)
+    if block is None:  # a limit on addresses
+        return False
+    first = -(-block // _HUGE_PAGE) * _HUGE_PAGE
+    last = (block + HUGE_BYTES) // _HUGE_PAGE * _HUGE_PAGE
+    asked = bool(libc.madvise(first, last - first, _ADVISE_HUGE) == 0)
+    libc.free(block)
+    return asked
 
 
 def seed_everything(seed: int) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from recgrad.training.run import RANK_SEED
@@ -70,3 +72,40 @@ def test_importing_the_package_is_light_and_changes_nothing() -> None:
         "assert logging.root.handlers == handlers\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="there are none")
+@pytest.mark.parametrize("limited", [False, True])
+def test_large_tensors_lie_where_huge_pages_are_asked_for(limited: bool) -> None:
+    """And take no more than they did; where addresses are limited, memory is as it was."""
+    program = f"""
+import resource
+import torch
+from recgrad.training import runtime
+
+def resident():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+
+if {limited}:
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + runtime.HUGE_BYTES // 2,) * 2)
+before = resident()
+runtime.set_up_process(1)
+assert resident() - before < 20_000, "kB"
+x = torch.zeros(8 << 20)
+found = False
+with open("/proc/self/smaps") as file:
+    for line in file:
+        parts = line.split()
+        if "-" in parts[0] and not parts[0].endswith(":"):
+            first, last = (int(part, 16) for part in parts[0].split("-"))
+            here = first <= x.data_ptr() + (4 << 20) < last
+        elif parts[0] == "VmFlags:" and here:
+            found = "hg" in parts
+print(found)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    counted = Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
+    assert said.stdout.strip() == str(not limited and not counted)
