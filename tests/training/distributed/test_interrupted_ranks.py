@@ -184,11 +184,14 @@ def test_a_killed_rank_ends_the_run_and_costs_nothing_else(runs: Any, command: C
         code = run.wait()
         err = run.said
         # Each time the cause is the first line, and the only one, that a run in good order does not say.
-        errors = [line for line in err.splitlines() if kind_of(line) not in usual]
+        # How long a kernel took to compile is said where the machine is busy.
+        lines = [line for line in err.splitlines() if not line.startswith("compiled the ")]
+        errors = [line for line in lines if kind_of(line) not in usual]
         causes = [
             re.match(r"rank (\d) was killed by SIGKILL .*; (starting again|resume with)", e) for e in errors
         ]
-        assert None not in causes, errors
+        odd = [line for line, cause in zip(errors, causes, strict=True) if cause is None]
+        assert not odd, odd
         said = [cause[1] for cause in causes if cause is not None]
         ended_well = code == 0
         assert code in (0, 1), err
