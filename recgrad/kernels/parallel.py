@@ -11,8 +11,8 @@ result cannot depend on that.
           │ drawn │ arrived │ (a kernel's file names each by number) │
           └───────┴─────────┴────────────────────────────────────────┘
 
-After a kernel that has gone through megabytes, whatever Python does next comes from memory anew and takes ten
-times as long. So where several kernels follow each other, all is made ready first: `Launches` has them run in
+After a kernel that has gone through megabytes, whatever Python does next comes from memory anew, and takes
+much longer. So where several kernels follow each other, all is made ready first: `Launches` has them run in
 one call.
 
 A thread's number is for scratch memory of its own, and for nothing that shows in a result.

@@ -52,7 +52,7 @@ product, product_from = TILES.product, TILES.product_from
 
 
 def ask_for_row(row, column, to):  # type: ignore[no-untyped-def]
-    """Have the gates of a vector and its place come near while it is computed: the wait was a tenth of it.
+    """Have the gates of a vector and its place come near while it is computed.
 
     Forward there are no gates, and to ask for the place alone gains nothing.
     """

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from recgrad.embedding.local.memory import HUGE_PAGE_BYTES, advise_huge
 from recgrad.kernels.threads import call_on_threads
 from recgrad.openmp import choose_threads, threads_of_environment
 from recgrad.waiting import considerate_threads
@@ -25,8 +26,6 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
 KEEP_BYTES = 2**31 - 1
 HUGE_BYTES = 2**30  # of the heap, for which huge pages are asked; less than is kept when it is freed
-_HUGE_PAGE = 2 << 20
-_ADVISE_HUGE = 14  # MADV_HUGEPAGE
 
 
 def set_up_process(num_threads: int | None = None, processes: int = 1) -> int:
@@ -126,8 +125,8 @@ def ask_for_huge_pages() -> bool:
     """Have the kernel back the heap's next gigabyte by huge pages, as it is touched; whether it was asked.
 
     Rows of a batch lie kilobytes apart: with pages of 4 KB nearly every read waits for an address to be
-    translated, and a step of a model with many fields takes a twenty-fifth longer. Nothing is taken before it
-    is used. Where the kernel counts what is reserved as used (overcommit 2), it is left alone.
+    translated. Nothing is taken before it is used. Where the kernel counts what is reserved as used
+    (overcommit 2), it is left alone.
     """
     try:
         with open("/proc/sys/vm/overcommit_memory") as file:
@@ -138,13 +137,12 @@ def ask_for_huge_pages() -> bool:
         return False
     libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
     libc.free.argtypes, libc.free.restype = [ctypes.c_void_p], None
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     block = libc.malloc(HUGE_BYTES)
     if block is None:  # a limit on addresses
         return False
-    first = -(-block // _HUGE_PAGE) * _HUGE_PAGE
-    last = (block + HUGE_BYTES) // _HUGE_PAGE * _HUGE_PAGE
-    asked = bool(libc.madvise(first, last - first, _ADVISE_HUGE) == 0)
+    first = -(-block // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    last = (block + HUGE_BYTES) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+    asked = advise_huge(first, last - first)
     libc.free(block)
     return asked
 

@@ -55,7 +55,7 @@ class Region:
         # A page that the region begins in the middle of would be paid for whole.
         first = -(-max(huge_after, shift) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         if self.size + shift - first >= HUGE_PAGE_BYTES:
-            _advise(aligned + first, self.size + shift - first, _ADVISE_HUGE)
+            advise_huge(aligned + first, self.size + shift - first)
 
     def array(self, dtype: npt.DTypeLike, shape: Sequence[int]) -> npt.NDArray[Any]:
         """The memory from its start on as an array, which keeps the region alive."""
@@ -109,10 +109,11 @@ def _release(region: Region) -> None:
     """Nothing: being an argument of the finaliser has kept the region alive."""
 
 
-def _advise(address: int, size: int, advice: int) -> None:
-    """Tell the kernel how memory will be used. Its refusal costs speed, never correctness."""
+def advise_huge(address: int, size: int) -> bool:
+    """Ask the kernel for huge pages; whether it took it. A refusal costs speed, never correctness."""
     if sys.platform != "linux":
-        return
+        return False
     page = mmap.PAGESIZE
     length = -(-size // page) * page
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_int(advice))
+    advice = (ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_int(_ADVISE_HUGE))
+    return bool(ctypes.CDLL(None).madvise(*advice) == 0)
