@@ -16,8 +16,9 @@ from recgrad.embedding.local.inputs import Inputs
 from recgrad.embedding.local.lookup import lookup_tasks
 from recgrad.embedding.local.plan import arrange_task, plan_tasks
 from recgrad.embedding.local.row_copy import kernels as copy_kernels
+from recgrad.embedding.local.staging import STAGE_SIGNATURE, stage, unstage
 from recgrad.embedding.local.table import Table
-from recgrad.embedding.local.update import STAGE_SIGNATURE, stage, unstage, update_function
+from recgrad.embedding.local.update import update_function
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import nearest
 from recgrad.kernels.compile import Wanted

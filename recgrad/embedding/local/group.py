@@ -51,8 +51,9 @@ from recgrad.embedding.local.pending import SUMMED, Source, Tables, only, per_ou
 from recgrad.embedding.local.plan import JOB_ROWS, JOB_START
 from recgrad.embedding.local.planner import Plan, Planner
 from recgrad.embedding.local.row_copy import keep_all
+from recgrad.embedding.local.staging import STAGE_SIGNATURE, stage, unstage
 from recgrad.embedding.local.table import Table
-from recgrad.embedding.local.update import STAGE_SIGNATURE, reduce_tasks, stage, unstage, update_function
+from recgrad.embedding.local.update import reduce_tasks, update_function
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.errors import DataError
 from recgrad.kernels.compile import compiled, compiled_with

@@ -46,7 +46,6 @@ from recgrad.kernels.simd import field, load_i64
 RING = 512  # row addresses that are known ahead; a longer bag is summed in pieces
 AHEAD = 32  # ids between finding a row's address and reading the row
 INDEX_AHEAD = 32  # ids between asking for an index entry and reading it
-SAMPLES_AHEAD = 2  # the same where samples are looked up one by one, all features of each
 BAGS_AHEAD = 8  # outputs lie a whole block's width apart: bags between asking for one and writing it
 BAGS_PER_TASK = 128
 TASK_COLUMNS = 5  # first lookup, last lookup, first bag, last bag, whether `_copy_rows` does it
@@ -176,9 +175,9 @@ def _scale(out: int, dim: int, factor: Any) -> None:
 def _copy_rows(a: int, first: int, last: int, first_bag: int, last_bag: int, error: int) -> None:
     """Bags of one unweighted id each, of plain float32 tables; sample by sample, so outputs lie in order."""
     dim, lookups, tables = field(a, DIM), field(a, LOOKUPS), field(a, TABLES)
-    final = last_bag - 1
+    final, samples_ahead = last_bag - 1, max(1, AHEAD // (last - first))
     for bag in range(first_bag, last_bag):
-        ahead = min(bag + SAMPLES_AHEAD, final)
+        ahead = min(bag + samples_ahead, final)
         for i in range(first, last):
             lookup = lookups + 8 * LOOKUP_COLUMNS * i
             table = tables + 8 * TABLE_COLUMNS * field(lookup, TABLE)

@@ -15,9 +15,9 @@ from recgrad.kernels import simd
 from recgrad.kernels.parallel import FIRST, next_task
 from recgrad.kernels.simd import field, load1, load_i64
 
-GRADIENT_AHEAD = 16  # occurrences between asking for a gradient and reading it
-ROWS_AHEAD = 32  # distinct rows between asking for one and summing its gradients
-STAGED_FLOATS = 1024
+GRADIENTS_AHEAD = 20  # occurrences between asking for a gradient and reading it
+ROWS_AHEAD = 12  # distinct rows between asking for one and summing its gradients
+STAGED_FLOATS = 128
 
 # Settings of one job, float32: bound of gradients, L2, decoupled weight decay.
 LIMIT, L2, DECOUPLED, SETTING_COLUMNS = range(4)
@@ -90,7 +90,7 @@ def next_range(a: int) -> Any:
 
 
 @njit(nogil=True)
-def _states_apart(a: int, job: int) -> int:
+def states_apart(a: int, job: int) -> int:
     """How many of the last states do not lie behind the weights."""
     count = field(a, STATES)
     table = field(a, TABLES) + 8 * TABLE_COLUMNS * job_field(a, job, JOB_TABLE)
@@ -101,7 +101,7 @@ def _states_apart(a: int, job: int) -> int:
 
 
 @njit(nogil=True, inline="always")
-def _fetch(a, job, slot, weights, stride, apart):  # type: ignore[no-untyped-def]
+def ask_for_row(a, job, slot, weights, stride, apart):  # type: ignore[no-untyped-def]
     """Ask for weights and states of a slot."""
     prefetch_row(weights + slot * stride, stride)
     if apart > 0:
@@ -111,13 +111,43 @@ def _fetch(a, job, slot, weights, stride, apart):  # type: ignore[no-untyped-def
 
 
 @njit(nogil=True)
-def begin_range(a: int, job: int, first: int, last: int) -> None:
-    """Ask for the rows of a task that are staged before others could ask for them."""
-    table = field(a, TABLES) + 8 * TABLE_COLUMNS * job_field(a, job, JOB_TABLE)
-    weights, stride, apart = field(table, WEIGHTS), field(table, STRIDE), _states_apart(a, job)
-    slots = slots_of(a, job)
-    for u in range(first, min(first + ROWS_AHEAD, last)):
-        _fetch(a, job, field(slots, u), weights, stride, apart)
+def begin_range(a: int, job: int, first: int, last: int, fetch: bool) -> None:
+    """Ask for what a task needs before it could ask for it while it works; with `fetch`, for rows too."""
+    dim, begin = field(a, DIM), first_gradient(a, job, first)
+    for i in range(begin, min(begin + GRADIENTS_AHEAD, field(a, OCCURRENCES))):
+        prefetch_row(field(field(a, GRADIENTS), i), 4 * dim)
+    if fetch:
+        table = field(a, TABLES) + 8 * TABLE_COLUMNS * job_field(a, job, JOB_TABLE)
+        weights, stride, apart = field(table, WEIGHTS), field(table, STRIDE), states_apart(a, job)
+        slots = slots_of(a, job)
+        for u in range(first, min(first + ROWS_AHEAD, last)):
+            ask_for_row(a, job, field(slots, u), weights, stride, apart)
+
+
+@njit(nogil=True, inline="always")
+def first_gradient(a, job, row):  # type: ignore[no-untyped-def]
+    """Where the list of gradients of a distinct row begins."""
+    start = job_field(a, job, JOB_START)
+    return field(field(a, ENDS), row - 1) if row > start else start
+
+
+@njit(nogil=True, inline="always")
+def ask_for_gradients(a, begin, end, dim):  # type: ignore[no-untyped-def]
+    """Ask for as many gradients as a row has, those that come GRADIENTS_AHEAD after them."""
+    gradients = field(a, GRADIENTS)
+    for i in range(begin + GRADIENTS_AHEAD, min(end + GRADIENTS_AHEAD, field(a, OCCURRENCES))):
+        prefetch_row(field(gradients, i), 4 * dim)
+
+
+@njit(nogil=True, inline="always")
+def _limit(a, job):  # type: ignore[no-untyped-def]
+    return load1(field(a, SETTINGS) + 4 * (job * SETTING_COLUMNS + LIMIT))
+
+
+@njit(nogil=True, inline="always")
+def sums_plainly(a, job):  # type: ignore[no-untyped-def]
+    """Whether gradients are added up as they are, without coefficients or a limit."""
+    return job_field(a, job, JOB_SCALED) == 0 and _limit(a, job) == np.inf
 
 
 @njit(nogil=True)
@@ -132,23 +162,15 @@ def sum_rows(a: int, job: int, first: int, rows: int, out: int, fetch: bool) -> 
     weights, stride, slots = field(table, WEIGHTS), field(table, STRIDE), slots_of(a, job)
     apart, final = 0, 0
     if fetch:
-        apart, final = _states_apart(a, job), job_field(a, job, JOB_START) + job_field(a, job, JOB_ROWS)
-    limit = load1(field(a, SETTINGS) + 4 * (job * SETTING_COLUMNS + LIMIT))
-    scaled = job_field(a, job, JOB_SCALED) != 0
-    coefficients = field(a, COEFFICIENTS) if scaled else 0
-    begin = job_field(a, job, JOB_START)
-    if first > begin:
-        begin = field(ends, first - 1)
-    asked = begin  # gradients up to here are on their way into the cache
-    plain = not scaled and limit == np.inf
+        apart, final = states_apart(a, job), job_field(a, job, JOB_START) + job_field(a, job, JOB_ROWS)
+    coefficients = field(a, COEFFICIENTS) if job_field(a, job, JOB_SCALED) != 0 else 0
+    plain, limit = sums_plainly(a, job), _limit(a, job)
+    begin = first_gradient(a, job, first)
     for u in range(first, first + rows):
         end = field(ends, u)
         if u + ROWS_AHEAD < final:
-            _fetch(a, job, field(slots, u + ROWS_AHEAD), weights, stride, apart)
-        stop = min(end + GRADIENT_AHEAD, field(a, OCCURRENCES))
-        while asked < stop:
-            prefetch_row(field(gradients, asked), 4 * dim)
-            asked += 1
+            ask_for_row(a, job, field(slots, u + ROWS_AHEAD), weights, stride, apart)
+        ask_for_gradients(a, begin, end, dim)
         if plain and dim % 16 == 0:
             sum_wide(gradients, begin, end, dim, out)
         elif plain:
