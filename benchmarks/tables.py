@@ -6,9 +6,11 @@
    and state), over those 160 bytes. Tables have 2^20 rows, the largest that AUTO makes plain one day, and 1 M
    ids are touched of all 26; then 10 M of compact tables of 2^27 rows. Each in a process of its own.
 2. A checkpoint of 10 M ids beside the steps of a DeepFM (batch 8192, 512-256-128): what the loop waits until
-   it may go on, and the slowest step while rows are copied, over the median step without. The peer is the
-   copy in one go that `parts()` makes, of the same tables in the same process. Then half as many ids under
-   dense Adam (`lazy: false`), whose rows have more to copy and move on while they are.
+   it may go on, and by how much the slowest step while rows are copied is slower than the slowest of as many
+   steps after it, over the median of these. A machine has slow steps of its own: those of the checkpoint are
+   the ones beyond them. The peer is the copy in one go that `parts()` makes, of the same tables in the same
+   process. Then half as many ids under dense Adam (`lazy: false`), whose rows have more to copy and move on
+   while they are. Kernels are compiled before, as runs have it done.
 
 Rows of the checkpoint are compared, bit for bit, with those of a copy in one go.
 """
@@ -23,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +42,7 @@ from recgrad.embedding.local.engine import Ids, LocalEngine
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.optim.sparse import Adagrad, Adam
 from recgrad.training.checkpoint.manager import step_aside
-from recgrad.training.runtime import keep_freed_memory
+from recgrad.training.runtime import ask_for_huge_pages, keep_freed_memory
 
 FEATURES, BATCH, DIMS = 26, 8192, (16, 4)
 PAYLOAD = sum(8 * dim for dim in DIMS)  # bytes of weights and of Adagrad's state
@@ -132,11 +135,26 @@ def memory(largest: float) -> list[Bar]:
 
 def checkpoints(millions: float) -> list[Bar]:
     """Under Adagrad and under dense Adam."""
-    return checkpoint("checkpoint", ADAGRAD, millions) + checkpoint("dense Adam", DENSE_ADAM, millions / 2)
+    ask_for_huge_pages()  # as commands do
+    checkpoint(ADAGRAD, 0.5)  # compiles
+    bars = []
+    for name, optimizer, ids in (("checkpoint", ADAGRAD, millions), ("dense Adam", DENSE_ADAM, millions / 2)):
+        bars += _describe(name, checkpoint(optimizer, ids))
+    return bars
 
 
-def checkpoint(name: str, optimizer: Callable[[LocalEngine], Any], millions: float) -> list[Bar]:
-    """Steps while the rows of a checkpoint are copied, against steps alone and a copy in one go."""
+@dataclass
+class Times:
+    """Seconds of a checkpoint, and of steps beside it and without."""
+
+    begun: float  # what the loop waited for
+    in_one_go: float
+    beside: list[float]
+    alone: list[float]
+
+
+def checkpoint(optimizer: Callable[[LocalEngine], Any], millions: float) -> Times:
+    """Steps while the rows of a checkpoint are copied, steps alone, and a copy in one go."""
     tables = Tables(1 << 27, "AUTO", optimizer)
     tables.fill(int(millions * 1e6))
     rng = np.random.default_rng(0)
@@ -149,28 +167,36 @@ def checkpoint(name: str, optimizer: Callable[[LocalEngine], Any], millions: flo
         tables.step(batches[i % len(batches)], dense=True)
         return time.perf_counter() - begin
 
-    alone = median([timed_step(i) for i in range(24)][4:])
+    for i in range(4):
+        timed_step(i)
     begin = time.perf_counter()
     whole = [part for table in tables.engine.tables.values() for part in table.parts()]
     in_one_go = time.perf_counter() - begin
     begin = time.perf_counter()
     copies = [table.begin_copy() for table in tables.engine.tables.values()]
-    wait = time.perf_counter() - begin
+    begun = time.perf_counter() - begin
     beside: list[float] = []
     with ThreadPoolExecutor(1, initializer=step_aside) as pool:  # as runs do
         copied = pool.submit(lambda: [part for copy in copies for part in copy()])
         while not copied.done():
             beside.append(timed_step(len(beside)))
     _compare(whole, copied.result())
-    standstill = wait + max(beside) - alone
+    return Times(begun, in_one_go, beside, [timed_step(i) for i in range(len(beside))])
+
+
+def _describe(name: str, times: Times) -> list[Bar]:
+    """Print what was measured."""
+    step = median(times.alone)
+    standstill = times.begun + max(times.beside) - max(times.alone)
     print(
-        f"\na step {1000 * alone:.0f} ms; a copy in one go {in_one_go:.2f} s; begun in {1000 * wait:.1f} ms, "
-        f"then {len(beside)} steps beside it, median {1000 * median(beside):.0f}, "
-        f"at most {1000 * max(beside):.0f} ms"
+        f"\n{len(times.alone)} steps alone, median {1000 * step:.0f}, "
+        f"at most {1000 * max(times.alone):.0f} ms; "
+        f"a copy in one go {times.in_one_go:.2f} s; begun in {1000 * times.begun:.1f} ms, then as many steps "
+        f"beside it, median {1000 * median(times.beside):.0f}, at most {1000 * max(times.beside):.0f} ms"
     )
     bars = [
-        Bar(f"{name}: standstill over a step", standstill / alone, STANDSTILL, False),
-        Bar(f"{name}: copy in one go over the standstill", in_one_go / standstill, 5, True),
+        Bar(f"{name}: standstill over a step", standstill / step, STANDSTILL, False),
+        Bar(f"{name}: standstill over a copy in one go", standstill / times.in_one_go, 0.2, False),
     ]
     print("\n".join(map(describe_bar, bars)))
     return bars
