@@ -24,6 +24,7 @@ from recgrad.nn import layer_products as own
 from recgrad.nn.field_ids import FieldIds, field_ids
 
 Array = npt.NDArray[Any]
+Runs = tuple[tuple[int, int], ...]
 ROWS_OF_ID = 5  # rows that each id of a field of 16 columns must have on the average
 MOST_IN_ALL = 1  # distinct ids of all fields, for each row: what is made of them is no larger than the output
 
@@ -109,16 +110,19 @@ class Split(NamedTuple):
         runs: int64 [runs, 2], the same as (first, width).
         width: their number.
         vectors: of the widest field.
-        chosen: for each field 16 · vectors columns of the weight, one past its last where there are fewer.
+        fields: the same for the columns of fields, in their order.
+        chosen: for each field 16 · vectors columns of the weight, one past its last where there are fewer;
+            None where all fields have as many: they are those of `fields`.
         place: where each column of a field lies among those.
         columns: the columns themselves.
     """
 
-    rest: tuple[tuple[int, int], ...]
+    rest: Runs
     runs: Array
     width: int
     vectors: int
-    chosen: Tensor
+    fields: Runs
+    chosen: Tensor | None
     place: Tensor
     columns: Tensor
 
@@ -142,7 +146,8 @@ def split_columns(fields: tuple[tuple[int, int], ...], width: int) -> Split:
         np.array([(first, last - first) for first, last in rest], np.int64).reshape(-1, 2),
         sum(last - first for first, last in rest),
         vectors,
-        torch.from_numpy(flat),
+        tuple((column, column + own_width) for column, own_width in fields),
+        torch.from_numpy(flat) if len(place) < len(flat) else None,
         torch.from_numpy(place),
         torch.from_numpy(flat[place]),
     )
@@ -166,7 +171,7 @@ class DistinctLayer:
         self.shape = x.shape
         self.distinct = distinct
         self.split = split = split_columns(distinct.spans, x.shape[1])
-        self.of_fields, self.of_rest = _chosen(weight, split)[None], _rest_weight(weight, split)[None]
+        self.of_fields, self.of_rest = _chosen(weight, split)[None], _columns(weight, split.rest)[None]
         self.rest = own.new_matrix(x.shape[0], 1, max(split.width, 1))
         if split.width:
             _move_rest(x, self.rest, split, later, back=False)
@@ -212,8 +217,12 @@ class DistinctLayer:
         later.run()
         if found is not None and rest is not None:
             gradient = torch.empty(weight.shape)
-            gradient.index_copy_(1, self.split.columns, found[:units].index_select(1, self.split.place))
-            _put_rest(gradient, rest[0], self.split)
+            if self.split.chosen is None:
+                _put_columns(gradient, found[:units], self.split.fields)
+            else:
+                picked = found[:units].index_select(1, self.split.place)
+                gradient.index_copy_(1, self.split.columns, picked)
+            _put_columns(gradient, rest[0], self.split.rest)
         return gradient, bias, of_rows
 
     def _products(self, units: int, later: Launches) -> Tensor:
@@ -290,6 +299,8 @@ def _multiply(blocks: Array, strides: tuple[int, ...], later: Launches, *owners:
 
 def _chosen(weight: Tensor, split: Split) -> Tensor:
     """[units, fields · 16 · vectors]: the columns of the fields, 0 where a field has fewer."""
+    if split.chosen is None:
+        return _columns(weight, split.fields)
     return torch.nn.functional.pad(weight, (0, 1)).index_select(1, split.chosen)
 
 
@@ -305,15 +316,16 @@ def _move_rest(x: Tensor, rest: Tensor, split: Split, later: Launches, *, back: 
     )
 
 
-def _rest_weight(weight: Tensor, split: Split) -> Tensor:
-    if not split.rest:
+def _columns(weight: Tensor, runs: Runs) -> Tensor:
+    """Some columns side by side; one of 0 where there are none."""
+    if not runs:
         return weight.new_zeros(weight.shape[0], 1)
-    return torch.cat([weight[:, first:last] for first, last in split.rest], dim=1)
+    return torch.cat([weight[:, first:last] for first, last in runs], dim=1)
 
 
-def _put_rest(to: Tensor, rest: Tensor, split: Split) -> None:
-    """Put the other columns back."""
+def _put_columns(to: Tensor, columns: Tensor, runs: Runs) -> None:
+    """Put them back."""
     at = 0
-    for first, last in split.rest:
-        to[:, first:last] = rest[:, at : at + last - first]
+    for first, last in runs:
+        to[:, first:last] = columns[:, at : at + last - first]
         at += last - first

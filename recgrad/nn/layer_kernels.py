@@ -104,9 +104,13 @@ def row_tasks(a: int) -> None:
 
 @finishing()
 def finish_weight(row, column, value, to):  # type: ignore[no-untyped-def]
-    """Add a vector to a weight's gradient."""
-    out, out_row = to
-    add_to(out + row * out_row + LINE * column, value)
+    """Add a vector to a weight's gradient; the first one is it."""
+    out, out_row, begun = to
+    at = out + row * out_row + LINE * column
+    if begun:
+        add_to(at, value)
+    else:
+        store(at, value)
 
 
 @njit(nogil=True)
@@ -124,10 +128,11 @@ def weight_tasks(a: int) -> None:
         g = field(a, G) + e * field(a, G_NEXT) + 4 * unit
         x = field(a, W_X) + e * field(a, W_X_NEXT) + LINE * vector
         out_row = field(a, OF_W_ROW)
-        to = (field(a, OF_W) + e * field(a, OF_W_NEXT) + unit * out_row, out_row)
+        out = field(a, OF_W) + e * field(a, OF_W_NEXT) + unit * out_row
         sums = field(a, OF_B) + e * field(a, OF_B_NEXT) + 4 * unit
         for row in range(0, field(a, W_ROWS), STEPS):
             steps = min(STEPS, field(a, W_ROWS) - row)
+            to = (out, out_row, row > 0)
             product(finish_weight, to, g, 4, g_row, x, LINE, x_row, steps, units, vector, last)
             if vector == 0 and field(a, OF_B) != 0:
                 add_rows(g, g_row, steps, (units + LANES - 1) // LANES * LANES, sums)

@@ -134,7 +134,8 @@ def weight_gradients(
     """Σ_r g[r]·x[r]ᵀ as [count, units, width], and Σ_r g[r] as [count, units]."""
     units, width = g.shape[1] // count, x.shape[1] // count
     vectors = -(-width // LANES)
-    of_weight = torch.zeros(count, units + TILES.slack, LANES * vectors)
+    make = torch.empty if x.shape[0] else torch.zeros  # without rows, no kernel writes it
+    of_weight = make(count, units + TILES.slack, LANES * vectors)
     of_bias = torch.zeros(count, _up(units, LANES)) if with_bias else None
     down, across = _parts(units, vectors, count, thread_count())
     tasks = count * -(-units // down) * -(-vectors // across)

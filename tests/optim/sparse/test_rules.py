@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
-from recgrad.optim.sparse import SPARSE_OPTIMIZERS
+from recgrad.embedding.local.engine import Ids, LocalEngine
+from recgrad.embedding.spec import LookupSpec, TableSpec
+from recgrad.optim.sparse import SPARSE_OPTIMIZERS, SparseOptimizer
+from recgrad.optim.sparse.rule import State, sparse_rule
 
 STEPS = 25
+ROWS, BATCH = 300, 200  # of tables whose batches have one id a row
 EPSILON = 2.0**-23
 # Each step rounds to half a unit in the last place a few times, and these errors add up like a
 # random walk: √25 · ½ units of the largest number, times the few roundings of a step.
@@ -224,3 +229,106 @@ def test_rate_of_zero_leaves_weights_alone(tools: Any, name: str) -> None:
     rows, weights = engine.export_table("table")
     assert len(rows)
     np.testing.assert_array_equal(weights, start[rows])
+
+
+def ids_of(rows: np.ndarray) -> Ids:
+    """One id a row."""
+    ones = torch.ones(len(rows), dtype=torch.int32)
+    return Ids(torch.from_numpy(rows), ones, [len(rows)], None, True)
+
+
+def train_single(engine: LocalEngine, optimizer: torch.optim.Optimizer, dim: int) -> list[Any]:
+    """Some steps over ids that repeat, many more rows than are updated at a time; returns the batches."""
+    rng, batches = np.random.default_rng(1), []
+    for _ in range(STEPS):
+        rows = rng.integers(0, ROWS, BATCH)
+        gradient = rng.normal(size=(BATCH, dim)).astype(np.float32)
+        engine(ids_of(rows)).pooled(["a"]).backward(torch.from_numpy(gradient))
+        optimizer.step()
+        batches.append(SingleBatch(rows, gradient))
+    return batches
+
+
+class SingleBatch(NamedTuple):
+    rows: np.ndarray
+    gradient: np.ndarray
+
+    def row_gradients(self, dim: int, num_rows: int, limit: float) -> tuple[np.ndarray, np.ndarray]:
+        """Summed gradients in float64, and which rows were touched."""
+        total, touched = np.zeros((num_rows, dim)), np.zeros(num_rows, bool)
+        np.add.at(total, self.rows, np.clip(self.gradient.astype(np.float64), -limit, limit))
+        touched[self.rows] = True
+        return total, touched
+
+
+def single_engine(dim: int, storage: str) -> LocalEngine:
+    table = TableSpec("table", ROWS, dim, storage=storage, init_fn="nn.init.uniform_,a=-0.5,b=0.5")
+    return LocalEngine([table], [LookupSpec("a", "a", "table")], keys=["a"], seed=3)
+
+
+@pytest.mark.parametrize(("name", "rule", "h", "habit"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(("dim", "storage"), [(16, "PLAIN"), (16, "COMPACT"), (48, "PLAIN"), (6, "COMPACT")])
+def test_sums_of_single_ids_equal_the_formula(
+    name: str, rule: Rule, h: Any, habit: str, dim: int, storage: str
+) -> None:
+    """Gradients that are added up as they are take the shortest way through the update."""
+    engine = single_engine(dim, storage)
+    start = engine.tables["table"].initial(np.arange(ROWS))
+    optimizer = SPARSE_OPTIMIZERS[name](engine, **h)
+    batches = train_single(engine, optimizer, dim)
+    h = {"eps": 1e-8, "initial_accumulator_value": 0.0, **h}
+    w, ever, state = reference(name, rule, h, start, batches, "NONE", 0.0, np.inf)
+    rows, weights = engine.export_table("table")
+    assert rows.tolist() == np.flatnonzero(ever).tolist()
+    assert_rounded(weights, w[rows])
+    exported = optimizer.export_state("table")
+    for key, value in state.items():
+        assert_rounded(exported[key], value[rows])
+
+
+@pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
+@pytest.mark.parametrize("dim", [16, 48, 6])
+def test_a_bound_that_no_gradient_reaches_changes_no_bit(name: str, dim: int) -> None:
+    found = []
+    for options in ({}, {"gradient_clipping": True, "max_gradient": 1e30}):
+        engine = single_engine(dim, "PLAIN")
+        train_single(engine, SPARSE_OPTIMIZERS[name](engine, lr=0.05, **options), dim)
+        found.append(engine.export_table("table")[1].tobytes())
+    assert found[0] == found[1]
+
+
+@sparse_rule
+def counted_momentum(w, g, states, rows, dim, h):  # type: ignore[no-untyped-def]
+    """A number a row first, then one for each element: v ← v/2 + g, w −= ηv/n at the row's n-th update."""
+    for r in range(rows):
+        states[0][r] += np.float32(1)
+        for d in range(r * dim, (r + 1) * dim):
+            states[1][d] = np.float32(0.5) * states[1][d] + g[d]
+            w[d] -= h[0] * states[1][d] / states[0][r]
+
+
+class CountedMomentum(SparseOptimizer):
+    rule = staticmethod(counted_momentum)
+    states = (State("updates", per_row=True), State("momentum"))
+
+    @classmethod
+    def scalars(cls, group: dict[str, Any], step: int) -> tuple[float, ...]:
+        return (group["lr"],)
+
+
+@pytest.mark.parametrize("dim", [16, 48, 6])
+def test_states_may_come_in_any_order(dim: int) -> None:
+    engine = single_engine(dim, "PLAIN")
+    w = engine.tables["table"].initial(np.arange(ROWS)).astype(np.float64)
+    optimizer = CountedMomentum(engine, {"lr": 0.1})
+    batches = train_single(engine, optimizer, dim)
+    updates, momentum = np.zeros((ROWS, 1)), np.zeros((ROWS, dim))
+    for batch in batches:
+        g, touched = batch.row_gradients(dim, ROWS, np.inf)
+        updates[touched] += 1
+        momentum[touched] = momentum[touched] / 2 + g[touched]
+        w[touched] -= 0.1 * momentum[touched] / updates[touched]
+    rows, weights = engine.export_table("table")
+    assert_rounded(weights, w[rows])
+    assert_rounded(optimizer.export_state("table")["momentum"], momentum[rows])
+    np.testing.assert_array_equal(optimizer.export_state("table")["updates"], updates[rows])
