@@ -11,11 +11,12 @@ into panels of 16 columns, [vectors, steps, 16], so that a tile reads them in a 
                  └────┘└────┘
 
     weights       x columns ─▶
-      g    ┌──────┬──────┐  each task sums its part of W' over all rows, STEPS rows at a time: those of a
+      g    ┌──────┬──────┐  each task sums its part of W' over a lot of rows, STEPS at a time: those of a
     columns│ task │ task │  part of x lie in the innermost cache while all tiles of the task pass over them
       │    ├──────┼──────┤
-      ▼    │ task │ task │
-           └──────┴──────┘
+      ▼    │ task │ task │  Rows are cut into some lots, each with a W' of its own, which are added up at the
+           └──────┴──────┘  end: a thread that is held up for a while then has less that none can take over.
+
 Every number is summed in an order that rows alone decide, so that results do not depend on the number of
 threads. Vectors and tiles may run over the end of a row and of the last row: `recgrad.nn.layer_products`
 gives matrices room for it.
@@ -31,6 +32,7 @@ from recgrad.kernels.products import TILES, finishing
 from recgrad.kernels.simd import (
     LANES,
     LINE,
+    add,
     field,
     keep_positive,
     load1,
@@ -43,6 +45,7 @@ from recgrad.kernels.tiles import add_rows, add_to
 
 ROWS_OF_TASK = 48  # a multiple of the rows of every tile
 STEPS = 48  # rows of x and g that meet before the next ones
+VECTORS_OF_LOT = 1024
 PLAIN, RELU, GATED = 0, 1, 2
 
 product, product_from = TILES.product, TILES.product_from
@@ -100,6 +103,7 @@ def row_tasks(a: int) -> None:
 (W_TASKS, W_ROWS, UNITS, UNITS_OF_TASK, W_VECTORS, VECTORS_OF_TASK) = range(FIRST, FIRST + 6)
 (G, G_ROW, G_NEXT, W_X, W_X_ROW, W_X_NEXT) = range(VECTORS_OF_TASK + 1, VECTORS_OF_TASK + 7)
 (OF_W, OF_W_ROW, OF_W_NEXT, OF_B, OF_B_NEXT) = range(W_X_NEXT + 1, W_X_NEXT + 6)
+(LOT, LOT_BYTES) = range(OF_B_NEXT + 1, OF_B_NEXT + 3)  # rows of a lot, and bytes from one's sums to the next
 
 
 @finishing()
@@ -115,29 +119,50 @@ def finish_weight(row, column, value, to):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def weight_tasks(a: int) -> None:
-    """A part of the gradient each; the first part of some units also sums their gradients of the bias."""
+    """A part of the gradient of a lot each; the first part of some units also sums gradients of the bias."""
     down = -(-field(a, UNITS) // field(a, UNITS_OF_TASK))
     across = -(-field(a, W_VECTORS) // field(a, VECTORS_OF_TASK))
-    g_row, x_row = field(a, G_ROW), field(a, W_X_ROW)
+    lots = max(-(-field(a, W_ROWS) // field(a, LOT)), 1)
+    networks = field(a, W_TASKS) // (lots * down * across)
+    g_row, x_row, out_row = field(a, G_ROW), field(a, W_X_ROW), field(a, OF_W_ROW)
     task = next_task(a)
     while task < field(a, W_TASKS):
-        e, part = task // (down * across), task % (down * across)
+        lot, e = task // (networks * down * across), task // (down * across) % networks
+        part, first = task % (down * across), lot * field(a, LOT)
         unit, vector = part // across * field(a, UNITS_OF_TASK), part % across * field(a, VECTORS_OF_TASK)
         units = min(field(a, UNITS_OF_TASK), field(a, UNITS) - unit)
         last = min(vector + field(a, VECTORS_OF_TASK), field(a, W_VECTORS))
-        g = field(a, G) + e * field(a, G_NEXT) + 4 * unit
-        x = field(a, W_X) + e * field(a, W_X_NEXT) + LINE * vector
-        out_row = field(a, OF_W_ROW)
-        out = field(a, OF_W) + e * field(a, OF_W_NEXT) + unit * out_row
-        sums = field(a, OF_B) + e * field(a, OF_B_NEXT) + 4 * unit
-        for row in range(0, field(a, W_ROWS), STEPS):
-            steps = min(STEPS, field(a, W_ROWS) - row)
-            to = (out, out_row, row > 0)
+        g = field(a, G) + e * field(a, G_NEXT) + first * g_row + 4 * unit
+        x = field(a, W_X) + e * field(a, W_X_NEXT) + first * x_row + LINE * vector
+        out = field(a, OF_W) + lot * field(a, LOT_BYTES) + e * field(a, OF_W_NEXT) + unit * out_row
+        sums = field(a, OF_B) + lot * field(a, LOT_BYTES) + e * field(a, OF_B_NEXT) + 4 * unit
+        end = min(first + field(a, LOT), field(a, W_ROWS))
+        for row in range(first, end, STEPS):
+            steps = min(STEPS, end - row)
+            to = (out, out_row, row > first)
             product(finish_weight, to, g, 4, g_row, x, LINE, x_row, steps, units, vector, last)
             if vector == 0 and field(a, OF_B) != 0:
                 add_rows(g, g_row, steps, (units + LANES - 1) // LANES * LANES, sums)
             g += steps * g_row
             x += steps * x_row
+        task = next_task(a)
+
+
+(L_TASKS, L_VECTORS, L_SUMS, L_BYTES, L_COUNT) = range(FIRST, FIRST + 5)
+
+
+@njit(nogil=True)
+def lot_tasks(a: int) -> None:
+    """Add the sums of all lots to those of the first, VECTORS_OF_LOT vectors each."""
+    task = next_task(a)
+    while task < field(a, L_TASKS):
+        first = VECTORS_OF_LOT * task
+        for v in range(first, min(first + VECTORS_OF_LOT, field(a, L_VECTORS))):
+            at = field(a, L_SUMS) + LINE * v
+            total = load16(at)
+            for lot in range(1, field(a, L_COUNT)):
+                total = add(total, load16(at + lot * field(a, L_BYTES)))
+            store(at, total)
         task = next_task(a)
 
 

@@ -24,19 +24,27 @@ from recgrad.nn.layer_kernels import (
     PLAIN,
     RELU,
     ROWS_OF_TASK,
+    STEPS,
+    VECTORS_OF_LOT,
+    lot_tasks,
     pack_tasks,
     row_tasks,
     weight_tasks,
 )
 from recgrad.nn.relu_kernels import gate_tasks
 
+LOTS, LOT_ROWS = (
+    4,
+    1536,
+)  # of rows in the sums of weights' gradients: at most so many, of at least as many rows
+PART_BYTES = 1 << 20  # of the sums of a task, which should stay in a cache of the core
 # Units that neither a tile nor a vector runs over.
 _EVEN = math.lcm(*WIDE.values(), *NARROW.values(), LANES)
 
 
 def kernels() -> list[Wanted]:
     """What a step needs compiled."""
-    return [Wanted(task) for task in (row_tasks, weight_tasks, pack_tasks, gate_tasks)]
+    return [Wanted(task) for task in (row_tasks, weight_tasks, lot_tasks, pack_tasks, gate_tasks)]
 
 
 def _up(n: int, to: int) -> int:
@@ -132,35 +140,47 @@ def weight_gradients(
     g: Tensor, x: Tensor, count: int, *, with_bias: bool, run: Launch = launch
 ) -> tuple[Tensor, Tensor | None]:
     """Σ_r g[r]·x[r]ᵀ as [count, units, width], and Σ_r g[r] as [count, units]."""
-    units, width = g.shape[1] // count, x.shape[1] // count
-    vectors = -(-width // LANES)
-    make = torch.empty if x.shape[0] else torch.zeros  # without rows, no kernel writes it
-    of_weight = make(count, units + TILES.slack, LANES * vectors)
-    of_bias = torch.zeros(count, _up(units, LANES)) if with_bias else None
-    down, across = _parts(units, vectors, count, thread_count())
-    tasks = count * -(-units // down) * -(-vectors // across)
+    rows, units, width = x.shape[0], g.shape[1] // count, x.shape[1] // count
+    vectors, lot = -(-width // LANES), _lot(rows)
+    lots = max(-(-rows // lot), 1)
+    shape = (count, units + TILES.slack, LANES * vectors)
+    size, sums = math.prod(shape), count * _up(units, LANES) if with_bias else 0
+    memory = (torch.empty if rows else torch.zeros)(lots, size + sums)  # without rows, no kernel writes it
+    memory[:, size:] = 0
+    down, across = _parts(units, vectors, lots * count, thread_count())
+    tasks = lots * count * -(-units // down) * -(-vectors // across)
+    address = memory.data_ptr()
     run(
         compiled(weight_tasks),
-        *(tasks, x.shape[0], units, down, vectors, across),
+        *(tasks, rows, units, down, vectors, across),
         *(g, 4 * g.stride(0), 4 * units, x, 4 * x.stride(0), 4 * width),
-        *(of_weight, 4 * LANES * vectors, 4 * of_weight.stride(0)),
-        *((0, 0) if of_bias is None else (of_bias, 4 * of_bias.stride(0))),
+        *(memory, 4 * LANES * vectors, 4 * shape[1] * shape[2]),
+        *(address + 4 * size if with_bias else 0, 4 * _up(units, LANES), lot, 4 * (size + sums)),
         tasks=tasks,
     )
-    bias = None if of_bias is None else of_bias[:, :units]
-    return of_weight[:, :units, :width], bias
+    if lots > 1:
+        vectors = (size + sums) // LANES
+        tasks = -(-vectors // VECTORS_OF_LOT)
+        run(compiled(lot_tasks), tasks, vectors, memory, 4 * (size + sums), lots, tasks=tasks)
+    bias = memory[0, size:].view(count, -1)[:, :units] if with_bias else None
+    return memory[0, :size].view(shape)[:, :units, :width], bias
+
+
+def _lot(rows: int) -> int:
+    """Rows of a lot: a matter of the rows alone, since sums depend on it; at most LOTS of them."""
+    return max(LOT_ROWS, _up(-(-rows // LOTS), STEPS))
 
 
 @lru_cache(maxsize=256)
 def _parts(units: int, vectors: int, count: int, threads: int) -> tuple[int, int]:
-    """Units and vectors of a task; no result depends on it.
+    """Units and vectors of a task of `count` networks or lots; no result depends on it.
 
     Threads end a part of a task apart, the more where another program takes a core from one of them for a
-    while; but parts across make g be read again, parts down x. The shares were fitted to measurements with
-    two threads. No part may run over into the next.
+    while; but parts across make g be read again, parts down x, and sums that a cache does not hold are slow.
+    The shares were fitted to measurements with two threads. No part may run over into the next.
     """
     best, found = math.inf, (units, vectors)
-    if threads == 1:
+    if threads == 1 and LINE * units * vectors <= PART_BYTES:
         return found
     for down, across in product(range(1, 4 * threads + 1), repeat=2):
         # Two for each thread at least: where it is held up, another takes over.
@@ -170,7 +190,8 @@ def _parts(units: int, vectors: int, count: int, threads: int) -> tuple[int, int
         size, turns = part[0] * part[1], -(-count * down * across // threads)
         # Between threads that are all busy to the end, and turns that all take as long as the largest part.
         each = (count * units * vectors / threads + turns * size) / 2
-        cost = (each + size / 4) * (1 + 0.1 * (down + across))
+        slow = math.sqrt(max(LINE * size / PART_BYTES, 1))
+        cost = (each + size / 4) * (1 + 0.1 * (down + across)) * slow
         if cost < best:
             best, found = cost, part
     return found

@@ -6,7 +6,7 @@ A step, and the file that does each part of it:
                           │ keeps where ids lie                                  │ autograd
                           ▼                                                      ▼
     update.py (kernel) ◀─ planner + plan.py (kernel) ◀─ group.update ◀─ pending: where gradients lie
-          │                                                  ▲
+          │ staging.py: rows, to and fro                     ▲
           ▼                                                  └── optimizer.step()
     table: weights, states, index (memory.py, index.py)
 
