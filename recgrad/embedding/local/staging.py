@@ -127,13 +127,8 @@ def _stage_wide(a, job, table, first, rows, w, g, states, dim, sums):  # type: i
 
     With `sums`, their gradients are added up on the way.
     """
-    gradients, ends, slots, apart = (
-        field(a, GRADIENTS),
-        field(a, ENDS),
-        slots_of(a, job),
-        states_apart(a, job),
-    )
-    weights, stride = field(table, WEIGHTS), field(table, STRIDE)
+    gradients, ends, slots = field(a, GRADIENTS), field(a, ENDS), slots_of(a, job)
+    weights, stride, apart = field(table, WEIGHTS), field(table, STRIDE), states_apart(a, job)
     final = job_field(a, job, JOB_START) + job_field(a, job, JOB_ROWS)
     begin, new = first_gradient(a, job, first), 0
     pitch, size = 4 * staged_rows(dim) * dim, 4 * dim
@@ -296,12 +291,8 @@ def unstage(a: int, job: int, first: int, rows: int, w: int, g: int, states: int
 @njit(nogil=True, inline="always")
 def _unstage_wide(a, job, table, first, rows, w, states, dim):  # type: ignore[no-untyped-def]
     """As `unstage`, of rows that are whole vectors and lie with their states."""
-    slots, weights, stride, apart = (
-        slots_of(a, job),
-        field(table, WEIGHTS),
-        field(table, STRIDE),
-        states_apart(a, job),
-    )
+    slots, apart = slots_of(a, job), states_apart(a, job)
+    weights, stride = field(table, WEIGHTS), field(table, STRIDE)
     pitch, size = 4 * staged_rows(dim) * dim, 4 * dim
     catches_up, step = field(table, HISTORY) != 0, np.int32(field(field(a, STEPS), job))
     behind = field(a, STATES) - apart
