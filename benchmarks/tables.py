@@ -185,7 +185,7 @@ def checkpoint(optimizer: Callable[[LocalEngine], Any], millions: float) -> Time
 
 
 def _describe(name: str, times: Times) -> list[Bar]:
-    """Print what was measured."""
+    """The bars of a checkpoint, printed with what they were made of."""
     step = median(times.alone)
     standstill = times.begun + max(times.beside) - max(times.alone)
     print(

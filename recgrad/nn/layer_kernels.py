@@ -45,7 +45,7 @@ from recgrad.kernels.tiles import add_rows, add_to
 
 ROWS_OF_TASK = 48  # a multiple of the rows of every tile
 STEPS = 48  # rows of x and g that meet before the next ones
-VECTORS_OF_LOT = 1024
+VECTORS_OF_LOT = 1024  # that a task adds up over all lots
 PLAIN, RELU, GATED = 0, 1, 2
 
 product, product_from = TILES.product, TILES.product_from

@@ -33,10 +33,8 @@ from recgrad.nn.layer_kernels import (
 )
 from recgrad.nn.relu_kernels import gate_tasks
 
-LOTS, LOT_ROWS = (
-    4,
-    1536,
-)  # of rows in the sums of weights' gradients: at most so many, of at least as many rows
+LOTS = 4  # of rows in the sums of weights' gradients, at most
+LOT_ROWS = 1536  # of a lot, at least
 PART_BYTES = 1 << 20  # of the sums of a task, which should stay in a cache of the core
 # Units that neither a tile nor a vector runs over.
 _EVEN = math.lcm(*WIDE.values(), *NARROW.values(), LANES)

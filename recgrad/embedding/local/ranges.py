@@ -112,7 +112,7 @@ def ask_for_row(a, job, slot, weights, stride, apart):  # type: ignore[no-untype
 
 @njit(nogil=True)
 def begin_range(a: int, job: int, first: int, last: int, fetch: bool) -> None:
-    """Ask for what a task needs before it could ask for it while it works; with `fetch`, for rows too."""
+    """Ask for the first gradients of a task, with `fetch` also for its first rows; others come later."""
     dim, begin = field(a, DIM), first_gradient(a, job, first)
     for i in range(begin, min(begin + GRADIENTS_AHEAD, field(a, OCCURRENCES))):
         prefetch_row(field(field(a, GRADIENTS), i), 4 * dim)

@@ -1,8 +1,8 @@
 """The update kernel: sums each row's gradients and applies an optimizer's rule, in one pass.
 
 A task is a range of distinct rows of one table, as the plan has cut them. Each row has one owner, so
-nothing is atomic. For `staged_rows` rows at a time, few enough that
-memory, which is asked for while rows are staged, has hardly time to stand still:
+nothing is atomic. For `staged_rows` rows at a time, few enough that memory, which is asked for while rows are
+staged, has hardly time to stand still:
 
     memory, anywhere                     stage ──▶      on the stack of the thread, in the L1 cache
     gradients of row 0: g0 + g2 + g5                    g       [row 0 | row 1 | … ]   rows · dim, flat
