@@ -5,12 +5,13 @@
 1. Resident memory for each id of 26 features (tables of dim 16 and of dim 4, Adagrad: 160 bytes of weights
    and state), over those 160 bytes. Tables have 2^20 rows, the largest that AUTO makes plain one day, and 1 M
    ids are touched of all 26; then 10 M of compact tables of 2^27 rows. Each in a process of its own.
-2. A checkpoint of 10 M ids beside the steps of a DeepFM (batch 8192, 512-256-128): what the loop waits until
+2. Checkpoints of 10 M ids beside the steps of a DeepFM (batch 8192, 512-256-128): what the loop waits until
    it may go on, and by how much the slowest step while rows are copied is slower than the slowest of as many
    steps after it, over the median of these. A machine has slow steps of its own: those of the checkpoint are
-   the ones beyond them. The peer is the copy in one go that `parts()` makes, of the same tables in the same
-   process. Then half as many ids under dense Adam (`lazy: false`), whose rows have more to copy and move on
-   while they are. Kernels are compiled before, as runs have it done.
+   the ones beyond them. The median of three checkpoints; each has its line. The peer is the copy in one go
+   that `parts()` makes, of the same tables in the same process. Then three of a fifth as many ids under
+   dense Adam (`lazy: false`), whose rows have more to copy and move on while they are. Kernels are compiled
+   before, as runs have it done.
 
 Rows of the checkpoint are compared, bit for bit, with those of a copy in one go.
 """
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -136,30 +137,35 @@ def memory(largest: float) -> list[Bar]:
 def checkpoints(millions: float) -> list[Bar]:
     """Under Adagrad and under dense Adam."""
     ask_for_huge_pages()  # as commands do
-    checkpoint(ADAGRAD, 0.5)  # compiles
-    bars = []
-    for name, optimizer, ids in (("checkpoint", ADAGRAD, millions), ("dense Adam", DENSE_ADAM, millions / 2)):
-        bars += _describe(name, checkpoint(optimizer, ids))
-    return bars
+    checkpoint(ADAGRAD, 0.5, 1)  # compiles
+    bars = _describe("checkpoint", *checkpoint(ADAGRAD, millions, 3))
+    return bars + _describe("dense Adam", *checkpoint(DENSE_ADAM, millions / 5, 3))
 
 
 @dataclass
 class Times:
-    """Seconds of a checkpoint, and of steps beside it and without."""
+    """Seconds of one checkpoint, and of steps beside it and after it."""
 
     begun: float  # what the loop waited for
-    in_one_go: float
     beside: list[float]
     alone: list[float]
 
+    @property
+    def standstill(self) -> float:
+        """What the checkpoint held up at once, beyond what the machine does by itself."""
+        return self.begun + max(self.beside) - max(self.alone)
 
-def checkpoint(optimizer: Callable[[LocalEngine], Any], millions: float) -> Times:
-    """Steps while the rows of a checkpoint are copied, steps alone, and a copy in one go."""
+
+def checkpoint(
+    optimizer: Callable[[LocalEngine], Any], millions: float, times: int
+) -> tuple[list[Times], float]:
+    """Steps while the rows of checkpoints are copied, steps alone, and a copy in one go."""
+    gc.collect()  # engines are cycles: the tables before would go in the middle of a step
     tables = Tables(1 << 27, "AUTO", optimizer)
     tables.fill(int(millions * 1e6))
     rng = np.random.default_rng(0)
     batches = [
-        torch.from_numpy(rng.integers(0, tables.touched, BATCH) * 0x9E3779B1 % tables.rows) for _ in range(8)
+        torch.from_numpy(rng.integers(0, tables.touched, BATCH) * 0x9E3779B1 % tables.rows) for _ in range(64)
     ]
 
     def timed_step(i: int) -> float:
@@ -169,36 +175,51 @@ def checkpoint(optimizer: Callable[[LocalEngine], Any], millions: float) -> Time
 
     for i in range(4):
         timed_step(i)
+    found = []
+    for _ in range(times):
+        begun, copied = _begin(tables)
+        beside: list[float] = []
+        while not copied.done():
+            beside.append(timed_step(len(beside)))
+        del copied
+        found.append(Times(begun, beside, [timed_step(i) for i in range(len(beside))]))
+    _, copied = _begin(tables)
     begin = time.perf_counter()
     whole = [part for table in tables.engine.tables.values() for part in table.parts()]
     in_one_go = time.perf_counter() - begin
+    for i in range(8):
+        timed_step(i)
+    _compare(whole, copied.result())
+    return found, in_one_go
+
+
+def _begin(tables: Tables) -> tuple[float, Future[list[Any]]]:
+    """Begin a checkpoint, whose rows another thread copies; seconds that this took, and the rows to come."""
     begin = time.perf_counter()
     copies = [table.begin_copy() for table in tables.engine.tables.values()]
     begun = time.perf_counter() - begin
-    beside: list[float] = []
-    with ThreadPoolExecutor(1, initializer=step_aside) as pool:  # as runs do
-        copied = pool.submit(lambda: [part for copy in copies for part in copy()])
-        while not copied.done():
-            beside.append(timed_step(len(beside)))
-    _compare(whole, copied.result())
-    return Times(begun, in_one_go, beside, [timed_step(i) for i in range(len(beside))])
+    pool = ThreadPoolExecutor(1, initializer=step_aside)  # as runs do
+    copied = pool.submit(lambda: [part for copy in copies for part in copy()])
+    pool.shutdown(wait=False)
+    return begun, copied
 
 
-def _describe(name: str, times: Times) -> list[Bar]:
-    """The bars of a checkpoint, printed with what they were made of."""
-    step = median(times.alone)
-    standstill = times.begun + max(times.beside) - max(times.alone)
-    print(
-        f"\n{len(times.alone)} steps alone, median {1000 * step:.0f}, "
-        f"at most {1000 * max(times.alone):.0f} ms; "
-        f"a copy in one go {times.in_one_go:.2f} s; begun in {1000 * times.begun:.1f} ms, then as many steps "
-        f"beside it, median {1000 * median(times.beside):.0f}, at most {1000 * max(times.beside):.0f} ms"
-    )
+def _describe(name: str, found: list[Times], in_one_go: float) -> list[Bar]:
+    """The bars of checkpoints, printed with what they were made of."""
+    step = median(time for times in found for time in times.alone)
+    print(f"\n{name}: steps alone, median {1000 * step:.0f} ms; a copy in one go {in_one_go:.2f} s")
+    for times in found:
+        print(
+            f"  begun in {1000 * times.begun:.1f} ms; {len(times.beside)} steps beside it, "
+            f"median {1000 * median(times.beside):.0f}, at most {1000 * max(times.beside):.0f} ms; "
+            f"as many after it, at most {1000 * max(times.alone):.0f} ms"
+        )
+    standstill = median(times.standstill for times in found)
     bars = [
         Bar(f"{name}: standstill over a step", standstill / step, STANDSTILL, False),
-        Bar(f"{name}: standstill over a copy in one go", standstill / times.in_one_go, 0.2, False),
+        Bar(f"{name}: standstill over a copy in one go", standstill / in_one_go, 0.2, False),
     ]
-    print("\n".join(map(describe_bar, bars)))
+    print("\n".join(map(describe_bar, bars)), flush=True)
     return bars
 
 

@@ -4,7 +4,6 @@ They run without Python's lock: a step does not wait for the thread that copies,
 
     arrays    [arrays, ARRAY_COLUMNS]   address of slot 0, bytes a slot, bytes into a record
     records   rows that were put aside, numbered from 1 on, with the parts of all arrays side by side
-    chunks    [chunks, CHUNK_COLUMNS]   number of the first record and its address, ascending
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from recgrad.kernels.parallel import FIRST, next_task
 from recgrad.kernels.simd import field, load_i32, load_i64, prefetch, store_i32, store_i64
 
 BASE, WIDTH, OFFSET, ARRAY_COLUMNS = range(4)
-CHUNK_FIRST, CHUNK_AT, CHUNK_COLUMNS = range(3)
 
 # What is to be put aside of one table.
 (
@@ -27,10 +25,10 @@ CHUNK_FIRST, CHUNK_AT, CHUNK_COLUMNS = range(3)
     JOB_ARRAY_COUNT,
     JOB_SLOTS,  # int64, those that are about to be written
     JOB_SLOT_COUNT,
-    JOB_TARGET,  # where the first record goes
-    JOB_RECORD,  # bytes of a record
-    JOB_FIRST,  # number of the first record
-    JOB_KEPT,  # result: how many records there are now
+    JOB_RECORDS,  # where they lie
+    JOB_RECORD,  # bytes of one
+    JOB_BEFORE,  # how many there are
+    JOB_KEPT,  # result: how many there are then
     JOB_COLUMNS,
 ) = range(11)
 _AHEAD = 8
@@ -75,54 +73,40 @@ def keep_tasks(a: int) -> None:
         where, limit = field(job, JOB_WHERE), field(job, JOB_LIMIT)
         arrays, count = field(job, JOB_ARRAYS), field(job, JOB_ARRAY_COUNT)
         slots, number = field(job, JOB_SLOTS), field(job, JOB_SLOT_COUNT)
-        target, record = field(job, JOB_TARGET), field(job, JOB_RECORD)
-        kept = 0
+        record, kept = field(job, JOB_RECORD), field(job, JOB_BEFORE)
+        target = field(job, JOB_RECORDS) + record * kept
         for u in range(number):
             if u + _AHEAD < number and load_i64(slots + 8 * (u + _AHEAD)) < limit:
                 _prefetch_slot(where, arrays, count, load_i64(slots + 8 * (u + _AHEAD)))
             slot = load_i64(slots + 8 * u)
             if slot >= limit or load_i32(where + 4 * slot) != 0:
                 continue
-            store_i32(where + 4 * slot, np.int32(field(job, JOB_FIRST) + kept))
+            kept += 1
+            store_i32(where + 4 * slot, np.int32(kept))
             for k in range(count):
                 array = arrays + 8 * ARRAY_COLUMNS * k
                 width = field(array, WIDTH)
                 _copy_bytes(field(array, BASE) + slot * width, target + field(array, OFFSET), width)
             target += record
-            kept += 1
         store_i64(job + 8 * JOB_KEPT, kept)
-
-
-@njit(nogil=True)
-def _record(chunks: int, count: int, record: int, number: int) -> int:
-    """Where a record lies: in the last chunk that does not begin after it."""
-    low, high = 0, count
-    while high - low > 1:
-        middle = (low + high) // 2
-        if field(chunks, CHUNK_COLUMNS * middle + CHUNK_FIRST) <= number:
-            low = middle
-        else:
-            high = middle
-    chunk = chunks + 8 * CHUNK_COLUMNS * low
-    return field(chunk, CHUNK_AT) + record * (number - field(chunk, CHUNK_FIRST))
 
 
 @njit(nogil=True)
 def gather_task(a: int) -> None:
     """Copy slots, or the records of those that were put aside, and note that they are copied.
 
-    Arguments: where, arrays, their number, targets (an address an array), slots, their number, chunks, their
-    number, bytes of a record.
+    Arguments: where, arrays, their number, targets (an address an array), slots, their number, records, bytes
+    of one.
     """
     where, arrays, count = field(a, FIRST), field(a, FIRST + 1), field(a, FIRST + 2)
     targets, slots, number = field(a, FIRST + 3), field(a, FIRST + 4), field(a, FIRST + 5)
-    chunks, parts, record = field(a, FIRST + 6), field(a, FIRST + 7), field(a, FIRST + 8)
+    records, record = field(a, FIRST + 6), field(a, FIRST + 7)
     for i in range(number):
         if i + _AHEAD < number:
             _prefetch_slot(where, arrays, count, load_i64(slots + 8 * (i + _AHEAD)))
         slot = load_i64(slots + 8 * i)
         state = np.int64(load_i32(where + 4 * slot))
-        aside = _record(chunks, parts, record, state) if state > 0 else 0
+        aside = records + record * (state - 1)
         if state == 0:
             store_i32(where + 4 * slot, np.int32(-1))
         for k in range(count):

@@ -17,8 +17,10 @@ from recgrad.errors import RecgradError
 
 HUGE_PAGE_BYTES = 2 << 20
 _LINE_BYTES = 64
+_LEAST_REGION_BYTES = 64 << 10  # smaller arrays are the allocator's
 _NORESERVE = 0x4000  # MAP_NORESERVE on Linux: pages count against the limit when they are touched
 _ADVISE_HUGE = 14  # MADV_HUGEPAGE
+_GOLDEN = 0.6180339887498949
 
 
 class Region:
@@ -74,16 +76,24 @@ def address_of(array: npt.NDArray[Any]) -> int:
     return address
 
 
-def for_a_while(shape: Sequence[int], dtype: npt.DTypeLike, *, zeroed: bool = False) -> npt.NDArray[Any]:
+def spread_phase(number: int) -> float:
+    """A phase for the region of this number: evenly spread, however many there are (Weyl 1916)."""
+    return (_GOLDEN * number) % 1.0
+
+
+def for_a_while(
+    shape: Sequence[int], dtype: npt.DTypeLike, *, zeroed: bool = False, phase: float = 0.0
+) -> npt.NDArray[Any]:
     """Memory that is given back when nobody has the array any more: of huge pages where it is large.
 
     The allocator would take the blocks for it that steps free and take again, which then pay for new pages,
-    and would never give them back. A huge page is there in a fraction of the time of 512 small ones.
+    and would never give them back. A huge page is there in a fraction of the time of 512 small ones; arrays
+    that are smaller share some. For `phase` see `Region`.
     """
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    if size < HUGE_PAGE_BYTES:
+    if size < _LEAST_REGION_BYTES:
         return np.zeros(shape, dtype) if zeroed else np.empty(shape, dtype)
-    return Region(size, "rows of a checkpoint").array(dtype, shape)
+    return Region(size, "rows of a checkpoint", phase=phase).array(dtype, shape)
 
 
 _CHUNK_BYTES = 8 << 20

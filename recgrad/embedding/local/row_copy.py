@@ -10,12 +10,16 @@ piece at a time, and an update first puts aside the rows that it will change and
 A place goes from 0 to something else once, under a lock that is held for one piece. So an update waits for
 one piece at most, and each row is put aside once at most. Rows that came later have later slots.
 
+Records lie one behind the other in room for all slots, which is paid for by the page. Blocks of the heap
+would be those that a step frees and takes again, and steps would pay for the pages of others.
+
 The thread that copies rests after each piece while steps go on: a scheduler that finds three busy threads on
 two cores may give it a whole one, and have the two of the step share the other for a tenth of a second.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,7 +38,7 @@ from recgrad.embedding.local.copy_kernels import (
     keep_tasks,
     sort_task,
 )
-from recgrad.embedding.local.memory import address_of, for_a_while
+from recgrad.embedding.local.memory import address_of, for_a_while, spread_phase
 from recgrad.kernels.compile import Wanted, compiled
 from recgrad.kernels.parallel import launch
 
@@ -46,6 +50,7 @@ REST = 3  # times what a piece took: no more than a quarter of a core is taken f
 STEPS_SECS = 2.0  # after so long without an update nobody needs the cores
 _POLL_SECS = 0.0002
 _ALIGNMENT = 8  # of what is put aside
+_number = itertools.count()  # of copies: those of one moment have their records grow at the same pace
 
 
 def _as_they_are(copies: Rows) -> tuple[Array | None, Rows]:
@@ -79,9 +84,8 @@ class RowCopy:
         self._lines[:, 0] = [address_of(array) for array in arrays.values()]
         self._lines[:, 1], self._lines[:, 2] = widths, np.cumsum(padded) - padded
         self._where = for_a_while((slots,), np.int32, zeroed=True)
-        self._aside: list[Array] = []  # what has the records
-        self._chunks = [(1, 0)]  # number and address of each one's first
-        self._kept = 0
+        self._aside = for_a_while((slots, self._record), np.uint8, phase=spread_phase(next(_number)))
+        self._kept = 0  # records in it
         self._lock = threading.Lock()  # of all above
         self._wanted = False
         self._asked = time.monotonic()  # when an update last wanted to write
@@ -105,7 +109,8 @@ class RowCopy:
                 result = self._collect()
                 with self._lock:
                     self._result = result
-                    self._arrays, self._aside, self._where = {}, [], self._where[:0]
+                    self._arrays = {}
+                    self._aside, self._where = np.empty((0, 1), np.uint8), np.empty(0, np.int32)
             return self._result
 
     @property
@@ -151,11 +156,10 @@ class RowCopy:
     def _copy(self, slots: Array, copies: Rows) -> None:
         """Copy slots; rows that were put aside are being changed, and come from there."""
         targets = np.array([address_of(copy) for copy in copies.values()], np.int64)
-        chunks = np.array(self._chunks, np.int64)
         launch(
             compiled(gather_task),
             *(self._where, self._lines, len(self._lines), targets, slots, len(slots)),
-            *(chunks, len(chunks), self._record),
+            *(self._aside, self._record),
             tasks=1,
         )
 
@@ -172,28 +176,17 @@ def keep_all(owed: Sequence[tuple[RowCopy, Array]]) -> None:
 
 
 def _put_aside(owed: Sequence[tuple[RowCopy, Array]]) -> None:
-    """What `keep_all` does under the locks; all records of one call lie together."""
-    sizes = [copy._record * len(slots) for copy, slots in owed]
-    if not sum(sizes):
-        return
-    memory = np.empty(sum(sizes), np.uint8)
+    """What `keep_all` does under the locks."""
     jobs = np.zeros((len(owed), JOB_COLUMNS), np.int64)
-    at = address_of(memory)
-    for job, (copy, slots), size in zip(jobs, owed, sizes, strict=True):
+    for job, (copy, slots) in zip(jobs, owed, strict=True):
         lines = copy._lines
         job[:JOB_KEPT] = (
             *(address_of(copy._where), len(copy._where), address_of(lines), len(lines)),
-            *(address_of(slots), len(slots), at, copy._record, copy._kept + 1),
+            *(address_of(slots), len(slots), address_of(copy._aside), copy._record, copy._kept),
         )
-        at += size
     launch(compiled(keep_tasks), jobs, len(jobs), tasks=len(jobs))
-    at = address_of(memory)
-    for (copy, _), size, kept in zip(owed, sizes, jobs[:, JOB_KEPT].tolist(), strict=True):
-        if kept:
-            copy._aside.append(memory)
-            copy._chunks.append((copy._kept + 1, at))
-            copy._kept += kept
-        at += size
+    for (copy, _), kept in zip(owed, jobs[:, JOB_KEPT].tolist(), strict=True):
+        copy._kept = kept
 
 
 def kernels() -> list[Wanted]:

@@ -20,7 +20,7 @@ from recgrad.embedding.local.living import layout as at
 from recgrad.embedding.local.living.candidates import best_first
 from recgrad.embedding.local.living.growth import IndexMemory
 from recgrad.embedding.local.living.rows import counters_task, place_task, reindex_task
-from recgrad.embedding.local.memory import Region, address_of
+from recgrad.embedding.local.memory import Region, address_of, spread_phase
 from recgrad.embedding.local.table import Table
 from recgrad.embedding.local.transfer import initial_task
 from recgrad.embedding.spec import Shard, TableSpec
@@ -37,7 +37,7 @@ _LEAST = 1024
 _LEAST_WINDOW_BITS = 10
 _SLACK_SHIFT = 6  # 1/64 of the capacity is evicted beyond need
 _SMALL_PAGES = 4 << 20
-_GOLDEN, _MOST_REGIONS = 0.6180339887498949, 1 << 12
+_MOST_REGIONS = 1 << 12
 _FILTERS = {"": 0, "above": 1, "mean": 2, "chance": 3}
 
 
@@ -107,9 +107,9 @@ class LivingTable(Table, LivingRows):
         return Region(size, f"{what} of table '{self.title}'", phase=self._next_phase())
 
     def _next_phase(self) -> float:
-        """Another for each region of each table, evenly spread however many there are (Weyl 1916)."""
+        """Another for each region of each table."""
         self._regions += 1
-        return (_GOLDEN * (self.position + _MOST_REGIONS * self._regions)) % 1.0
+        return spread_phase(self.position + _MOST_REGIONS * self._regions)
 
     def _set_line(self, buckets: int) -> None:
         line, living = self.line, self.living
