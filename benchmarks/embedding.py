@@ -288,7 +288,7 @@ def scaling(report: Report, rounds: int) -> None:
 
 
 _CHILD = """
-import json, sys, time
+import gc, json, sys, time
 import numpy as np, psutil, torch
 from recgrad.embedding.local.engine import Ids, LocalEngine
 from recgrad.embedding.spec import LookupSpec, TableSpec
@@ -308,14 +308,15 @@ train(*build(1000, storage), 8, torch.arange(8))
 first = clock() - begin
 generator = torch.Generator().manual_seed(0)
 count = 1 << 15
-for _ in range(2):
-    train(*build(1 << 16, storage), count, torch.randperm(1 << 16)[:count])
-torch.randperm(rows, generator=generator)
+everything = torch.randperm(rows, generator=generator) if storage == "PLAIN" else None
+# What steps need for themselves is there when enough of them were taken. The engine that took them stays: it
+# would go, and give memory back, while the other's is measured.
+settled = build(1 << 16, storage)
+for _ in range(8):
+    train(*settled, count, torch.randperm(1 << 16)[:count])
+gc.collect()
 before = psutil.Process().memory_info().rss
 engine, optimizer = build(rows, storage)
-everything = torch.randperm(rows, generator=generator) if storage == "PLAIN" else None
-if everything is not None:
-    before = psutil.Process().memory_info().rss
 for i in range(batches):
     ids = torch.randint(0, rows, (count,), generator=generator)
     if everything is not None:
