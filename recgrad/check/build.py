@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from recgrad.check.places import problems_of
 from recgrad.check.report import Report
@@ -63,6 +64,20 @@ def build_all(config: PipelineConfig, ranks: int | None = None, *, files: bool =
         builder = _Builder(given)
         builder.run(ranks, whole)
     return Report(tuple(dict.fromkeys(builder.problems)), tuple(hints))
+
+
+class _Unwritten(TorchFunctionMode):
+    """Leaves normal values out where there is no memory for values.
+
+    On the meta device torch does them in Python, and imports its compiler for it: a second and more.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.normal_ and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 class _Builder:
@@ -143,7 +158,7 @@ class _Builder:
         name = str(settings.WhichOneof("model"))
 
         def build(device: str) -> Model:
-            with torch.device(device):
+            with torch.device(device), _Unwritten():
                 return build_model(
                     settings,
                     [feature.spec for feature in features],

@@ -59,7 +59,7 @@ class B2ICapsule(nn.Module):
         self.scale, self.squash_pow, self.const_caps_num = routing_logits_scale, squash_pow, const_caps_num
         self.bilinear = nn.Parameter(torch.randn(low_dim, high_dim))
         spread = routing_logits_stddev if routing_init_method == "normal" else 0.0
-        self.register_buffer("noise", torch.randn(max_seq_len, max_k) * spread)
+        self.register_buffer("noise", torch.empty(max_seq_len, max_k).normal_(std=spread))
 
     def forward(self, sequence: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Interests [rows, max_k, high_dim], zeros where a row has fewer, and which there are [rows, max_k].

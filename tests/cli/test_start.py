@@ -4,12 +4,15 @@ import gc
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from recgrad.cli.command import heavy_imports
 from recgrad.config import load_config, save_config
 from recgrad.synth import write_synth
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # Slow to import, the first two about as slow as torch.
 NOT_FOR_A_RUN = [
@@ -78,6 +81,11 @@ def test_tensorboard_is_imported_only_by_runs_that_write_for_it(config, tmp_path
 
 def test_a_check_imports_nothing_that_it_does_not_need(config):
     assert imported([*NOT_FOR_A_RUN, "tensorboard"], "check", str(config)) == []
+
+
+@pytest.mark.parametrize("name", ["beauty_sasrec", "gowalla_mind", "gowalla_tdm", "music_dlrm_hstu"])
+def test_a_check_of_a_sequence_model_does_not_import_the_compiler(name):
+    assert imported(["torch._dynamo", "torch._inductor"], "check", str(EXAMPLES / f"{name}.config")) == []
 
 
 WITHOUT_TORCH = ["torch", "numpy", "numba", "pyarrow"]

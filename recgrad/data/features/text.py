@@ -55,7 +55,9 @@ class Text:
         return Text(self.data, self.starts[index], self.ends[index], ordered)
 
     def to_arrow(self) -> pa.Array:
-        """The same texts as a large_string array of their own bytes."""
+        """The same texts as a large_string array, of the same bytes where they lie one after another."""
+        if self.ordered and len(self) and np.array_equal(self.starts[1:], self.ends[:-1]):
+            return _to_arrow(self.data, np.append(self.starts, self.ends[-1:]))
         return _to_arrow(*_join((self.data,), (self.starts,), (self.ends,), _NOTHING))
 
     @staticmethod

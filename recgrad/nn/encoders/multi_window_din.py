@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Annotated
 
 import torch
@@ -47,7 +48,7 @@ class MultiWindowDINEncoder(SequenceEncoder):
         self.mlp = MLP(3 * sequence_dim, **attn_mlp)
         self.score = nn.Linear(self.mlp.out_features, 1)
         self.activation = nn.PReLU()
-        self.register_buffer("bounds", torch.tensor(list(windows_len)).cumsum(0), persistent=False)
+        self.register_buffer("bounds", torch.tensor(list(accumulate(windows_len))), persistent=False)
 
     def encode(self, query: Tensor, sequence: Tensor, segments: Segments) -> Tensor:
         """[rows, (windows + 1) · sequence_dim]."""

@@ -60,6 +60,17 @@ def test_join_is_join(rows, separator) -> None:
     assert joined.to_arrow().to_pylist() == strings(joined)
 
 
+@settings(max_examples=60, deadline=None)
+@given(values=texts, form=st.integers(0, 2), data=st.data())
+def test_to_arrow_has_the_same_texts(values, form, data) -> None:
+    text = text_of(values, form)
+    kept = np.array(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))), np.bool_)
+    for some in (text, text.take(kept), cut(text, "|")[0]):
+        array = some.to_arrow()
+        array.validate(full=True)
+        assert array.to_pylist() == strings(some)
+
+
 numbers = st.one_of(
     st.integers(-(2**64), 2**64).map(str),
     st.sampled_from(["", "-", "+", "+5", " 12 ", "1 2", "007", "-0", "1.0", "１", "9223372036854775807"]),
