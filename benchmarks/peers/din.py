@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from recgrad.data.batch import Batch, KeyedDense, KeyedJagged
 from recgrad.data.features.spec import FeatureSpec, Kind
+from recgrad.embedding.engine import EmbeddedIds
 from recgrad.embedding.spec import LookupSpec, TableSpec
 from recgrad.models.group_plan import FeatureGroup
 from recgrad.models.multi_tower_din import MultiTowerDIN
@@ -44,8 +45,12 @@ class TorchTables(nn.Module):
     def forward(self, ids: KeyedJagged, sequences: KeyedJagged | None = None) -> TorchEmbedded:
         return TorchEmbedded(self, ids, sequences)
 
+    def sums_gradients(self, name: str) -> bool:
+        """No layer of the peer multiplies an id once only."""
+        return False
 
-class TorchEmbedded:
+
+class TorchEmbedded(EmbeddedIds):
     def __init__(self, tables: TorchTables, ids: KeyedJagged, sequences: KeyedJagged | None) -> None:
         self.tables, self.ids, self.sequences = tables, ids, sequences
 
