@@ -17,9 +17,11 @@ SILENCE_SECS = 3 * MANY_EVERY_SECS
 LOOK_SECS = 0.1
 # What gloo says in a plain RuntimeError; everything else raises a DistError.
 TIMED_OUT = re.compile(
-    r"timed out waiting \d+ms for|wait timeout|timeout caused pair closure|socket timeout", re.I
+    r"timed out waiting \d+ms for|wait timeout|timeout caused pair closure|socket timeout|connect timeout",
+    re.I,
 )
-CLOSED = re.compile(r"closed by peer|reset by peer|broken pipe", re.I)
+# The last one is said of a rank that has told its address, and died while they met.
+CLOSED = re.compile(r"closed by peer|reset by peer|broken pipe|timed out connecting", re.I)
 
 
 def comes_from_a_peer(error: BaseException) -> bool:

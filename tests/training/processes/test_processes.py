@@ -166,6 +166,8 @@ def test_a_rank_that_is_gone_is_named_with_what_it_did() -> None:
             True,
         ),
         (RuntimeError("Application timeout caused pair closure"), True),
+        (RuntimeError("[pair.cc:152] timed out connecting: SO_ERROR: Connection refused, remote=…"), True),
+        (RuntimeError("Gloo connectFullMesh failed with [pair.h:311] Connect timeout [none]"), True),
         (torch.distributed.DistBackendError("NCCL error"), True),
         (LostRankError("model.ckpt-3: … (rank 1: not done within 3 s, may have died)"), True),
         (CheckpointError("model.ckpt-3: … (rank 1: No space left on device)"), False),

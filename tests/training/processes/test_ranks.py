@@ -228,6 +228,31 @@ finally:
     assert "rank 0 waited for it at 'meeting the other ranks'" in message
 
 
+@pytest.mark.slow
+def test_a_rank_that_dies_while_they_meet_is_named(run_ranks: RunRanks, said: Said) -> None:
+    """Rank 0 has its address, and finds nobody there or waits for it to call, whichever gloo has chosen."""
+    program = """
+import signal, threading
+import torch.distributed as dist
+meet = dist.init_process_group
+def met(*args, store, rank, **settings):
+    if rank == 1:
+        store.set("dies", "soon")
+        threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    else:
+        store.get("dies")
+        time.sleep(3)
+    meet(*args, store=store, rank=rank, **settings)
+dist.init_process_group = met
+finish(lambda p: None, timeout_secs=4)
+"""
+    results = run_ranks(program, 2)
+    assert [code for code, _ in results] == [2, -signal.SIGKILL], results
+    kind, _, message = said(results[0][1])
+    assert kind == "ProcessError"
+    assert message.startswith("rank 1 is gone (last seen "), message
+
+
 def test_a_save_that_waits_for_a_dead_rank_names_it_and_its_place(run_ranks: RunRanks, said: Said) -> None:
     program = """
 from recgrad.errors import LostRankError
