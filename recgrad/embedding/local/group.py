@@ -250,10 +250,11 @@ class DimGroup:
 
     # --- update ---
 
-    def _plan(self, members: Tables) -> Plan | None:
-        """Find the distinct rows of these tables and where their gradients are."""
-        sources = self._waiting(members)
-        return self._planner.plan(sorted(sources, key=lambda s: s.order)) if sources else None
+    def _plan(self, limits: Mapping[int, float]) -> Plan | None:
+        """Find the distinct rows of these tables, with their limits, and where their gradients are."""
+        sources = sorted(self._waiting(frozenset(limits)), key=lambda s: s.order)
+        as_they_are = all(limit == math.inf for limit in limits.values())
+        return self._planner.plan(sources, as_they_are) if sources else None
 
     def _limits(self, limits: dict[int, float]) -> dict[int, float]:
         """The limits that are left to apply: an output's gradient is clamped once, before rows are summed."""
@@ -271,7 +272,7 @@ class DimGroup:
     def update(self, by_table: Mapping[int, Update]) -> None:
         """Apply one rule to the waiting gradients of the tables at these positions, which all have it."""
         limits = self._limits({t: u.limit for t, u in by_table.items()})
-        plan = self._plan(frozenset(by_table))
+        plan = self._plan(limits)
         if plan is None or plan.size == 0:
             return
         ordered = [by_table[t] for t in plan.tables]
@@ -337,7 +338,7 @@ class DimGroup:
             the sums, [distinct rows, dim]; changing them changes what will be applied.
         """
         limits = self._limits(limits)
-        plan = self._plan(frozenset(limits))
+        plan = self._plan(limits)
         if plan is None:
             return torch.empty(0, self.dim)
         settings = np.array([(limits[t], 0, 0) for t in plan.tables], np.float32)

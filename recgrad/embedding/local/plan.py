@@ -20,6 +20,7 @@ Example: one table, ids 7 2 7 9 2 7 of a batch, gradients at g0 … g5.
                        GRADIENTS    g0 g2 g5 g1 g4 g3
                        ENDS         3  5  6                 now where each list ends
     _assign_slots  compact tables: row ─▶ slot, in the one place where slots are handed out
+    _plan_small    instead of all that, for tables with fewer rows than ids: a list is the address of a sum
 
 A job is one task of one thread, because numbering is serial; the update that follows is cut finer. Where
 bags are long (PACK_FROM), each gradient is read by several rows, and in the batch's wide block each lies on a
@@ -58,6 +59,7 @@ from recgrad.embedding.local.layout import (
     VECTORS,
 )
 from recgrad.embedding.local.rows import copy
+from recgrad.embedding.local.small_tables import add_source, begin_sums, is_small, list_sums, room_for_sums
 from recgrad.kernels import simd
 from recgrad.kernels.parallel import FIRST, next_task, thread_number
 from recgrad.kernels.simd import field, load_i32, load_i64, store_i32, store_i64
@@ -77,9 +79,11 @@ PACK_FROM = 3  # ids per bag from which a copy of the gradients pays: it spares 
     JOB_ROWS,  # result: the number of distinct rows
     JOB_BAD,  # result: 1 when an id is out of range
     JOB_PACKED,  # first line of its copy of gradients, or −1
+    JOB_SUMS,  # first line of the room for its sums
+    JOB_ROOM,  # how many lines that has; 0 where gradients are not to be summed here
     JOB_SIZE,  # its occurrences
     JOB_COLUMNS,
-) = range(12)
+) = range(14)
 
 # What `arrange_task` and `plan_tasks` tell of the whole plan.
 (
@@ -88,7 +92,7 @@ PACK_FROM = 3  # ids per bag from which a copy of the gradients pays: it spares 
     SIZE,  # occurrences
     BUSIEST,  # the most occurrences of one job
     ANY_SCALED,
-    COPIED,  # lines of all copies of gradients
+    COPIED,  # lines of all copies of gradients, and of all room for sums
     ANY_BAD,
     TOTALS,
 ) = range(8)
@@ -102,7 +106,8 @@ PACK_FROM = 3  # ids per bag from which a copy of the gradients pays: it spares 
     ARRANGED,  # result, as LINES: the sources of a table together
     ARRANGED_JOBS,  # result, int64 [lines, JOB_COLUMNS]
     ARRANGED_TOTALS,  # result, int64 [TOTALS]
-) = range(FIRST, FIRST + 7)
+    SUMS_DIM,  # the dim if gradients may be summed as they are, else 0
+) = range(FIRST, FIRST + 8)
 
 
 # Arguments of `plan_tasks`.
@@ -203,6 +208,10 @@ def arrange_task(a: int) -> None:
         pack = own > 0 and own >= PACK_FROM * bags
         store_i64(job + 8 * JOB_PACKED, copied if pack else -1)
         copied += bags if pack else 0
+        room = room_for_sums(own, field(a, SUMS_DIM)) if field(a, SUMS_DIM) > 0 and scaled == 0 else 0
+        store_i64(job + 8 * JOB_SUMS, copied)
+        store_i64(job + 8 * JOB_ROOM, room)
+        copied += room
         found += 1
         size += own
         busiest = max(busiest, own)
@@ -353,6 +362,31 @@ def _assign_slots(table: int, rows: int, slots: int, distinct: int) -> None:
 
 
 @njit(nogil=True)
+def _refuse(a: int, job: int) -> None:
+    """Note that an id of a job is out of range."""
+    store_i64(job + 8 * JOB_BAD, 1)
+    store_i64(field(a, PLAN_TOTALS) + 8 * ANY_BAD, 1)
+
+
+@njit(nogil=True)
+def _plan_small(a: int, number: int, job: int, table: int, flags: int) -> None:
+    """Sum the gradients of a small table, and list its rows with one gradient each."""
+    dim, start, sources = field(a, DIM), field(job, JOB_START), field(a, SOURCES)
+    sums = field(a, PACKED) + 4 * dim * field(job, JOB_SUMS)
+    begin_sums(table, dim, sums, flags)
+    for s in range(field(job, JOB_SOURCE), field(job, JOB_SOURCES)):
+        if not add_source(sources + 8 * LOOKUP_COLUMNS * s, table, dim, sums, flags):
+            _refuse(a, job)
+            return
+    rows, ends = field(a, ROW_NUMBERS) + 8 * start, field(a, ENDS) + 8 * start
+    distinct = list_sums(table, dim, sums, flags, rows, ends, field(a, GRADIENTS) + 8 * start)
+    store_i64(job + 8 * JOB_ROWS, distinct)
+    _begin_lists(a, number, job, ends, distinct)
+    for u in range(distinct):
+        store_i64(ends + 8 * u, start + u + 1)
+
+
+@njit(nogil=True)
 def plan_tasks(a: int) -> None:
     """Plan the update of each table."""
     thread = thread_number(a)
@@ -367,11 +401,13 @@ def plan_tasks(a: int) -> None:
         table = field(a, TABLES) + 8 * TABLE_COLUMNS * field(job, JOB_TABLE)
         start = field(job, JOB_START)
         rows, ends = field(a, ROW_NUMBERS) + 8 * start, field(a, ENDS) + 8 * start
+        if is_small(table, field(job, JOB_ROOM)):
+            _plan_small(a, i, job, table, places)
+            continue
         frozen, limit = field(table, FROZEN), field(table, ROWS)
         distinct = _number_rows(job, sources, frozen, limit, places, numbers, rows, ends)
         if distinct < 0:
-            store_i64(job + 8 * JOB_BAD, 1)
-            store_i64(field(a, PLAN_TOTALS) + 8 * ANY_BAD, 1)
+            _refuse(a, job)
             continue
         store_i64(job + 8 * JOB_ROWS, distinct)
         _begin_lists(a, i, job, ends, distinct)

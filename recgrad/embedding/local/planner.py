@@ -76,8 +76,13 @@ class Planner:
         self._work = Workspace()
         self._totals = np.zeros(TOTALS, np.int64)
 
-    def plan(self, sources: Sequence[Source]) -> Plan:
-        """Find the distinct rows of these sources and where their gradients are."""
+    def plan(self, sources: Sequence[Source], as_they_are: bool) -> Plan:
+        """Find the distinct rows of these sources and where their gradients are.
+
+        Args:
+            sources: in the order of summation.
+            as_they_are: whether gradients are summed as they are, none of them clamped before.
+        """
         work = self._work
         lines = sources[0].lines if len(sources) == 1 else np.concatenate([s.lines for s in sources])
         count, totals = len(lines), address_of(self._totals)
@@ -88,7 +93,7 @@ class Planner:
         launch(
             compiled(arrange_task),
             *(count, address_of(lines), len(self._tables), work.address("places of", len(self._tables) + 1)),
-            *(ordered, jobs_at, totals),
+            *(ordered, jobs_at, totals, self._dim if as_they_are else 0),
             tasks=1,
         )
         found, tasks, size, busiest, scaled, copied, _ = self._totals.tolist()

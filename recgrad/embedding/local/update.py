@@ -19,6 +19,9 @@ new is drawn from its initialiser in `stage`; a row that has missed updates (HIS
 there; weight decay that is not the rule's own is applied there as well.
 
 `stage` and `unstage` (staging.py) are called by address; a rule is inlined into `update_function`'s kernel.
+
+What a thread stages lies apart from what any other writes: the allocator may hand out neighbours, and a cache
+line that two cores write to goes to and fro between them with every row.
 """
 
 from __future__ import annotations
@@ -44,6 +47,9 @@ from recgrad.embedding.local.ranges import (
 from recgrad.kernels import simd
 from recgrad.kernels.simd import field
 
+_LINE_BYTES = 64
+_APART_BYTES = 128  # processors fetch cache lines in pairs
+
 
 @njit(nogil=True)
 def reduce_tasks(a: int) -> None:
@@ -60,18 +66,21 @@ def update_function(rule: Any) -> Any:
     """The update with an optimizer's rule in it, still to be compiled."""
 
     def kernel(a: int) -> None:
-        dim = field(a, DIM)
+        dim, count = field(a, DIM), max(field(a, STATES), 1)
         most = staged_rows(dim)
-        w = np.empty(most * dim, np.float32)
-        g = np.empty(most * dim, np.float32)
-        states = np.empty((max(field(a, STATES), 1), most * dim), np.float32)
-        at_w, at_g, at_states = simd.address(w), simd.address(g), simd.address(states)
+        size = most * dim
+        room = np.empty((2 + count) * size + 2 * _APART_BYTES // 4, np.float32)
         columns = field(a, HYPER_COLUMNS)
         while True:
             job, first, last = next_range(a)
             if job < 0:
                 return
             begin_range(a, job, first, last, True)
+            # From the array each time: it lives as long as it is spoken of.
+            at_w = (simd.address(room) + _APART_BYTES) & -_LINE_BYTES
+            at_g, at_states = at_w + 4 * size, at_w + 8 * size
+            w, g = carray(simd.pointer(at_w), size, np.float32), carray(simd.pointer(at_g), size, np.float32)
+            states = carray(simd.pointer(at_states), (count, size), np.float32)
             h = carray(simd.pointer(field(a, HYPER) + 4 * job * columns), columns, np.float32)
             while first < last:
                 rows = min(most, last - first)
