@@ -102,12 +102,20 @@ def states_apart(a: int, job: int) -> int:
 
 @njit(nogil=True, inline="always")
 def ask_for_row(a, job, slot, weights, stride, apart):  # type: ignore[no-untyped-def]
-    """Ask for weights and states of a slot."""
-    prefetch_row(weights + slot * stride, stride)
+    """Ask for weights and states of a slot, to write them.
+
+    Lookups have left copies of a row with several cores. What is asked for to be read would leave them there,
+    and each store would wait until the others have dropped theirs, one after another.
+    """
+    row = weights + slot * stride
+    simd.prefetch_to_write(row)
+    for line in range(64, stride, 64):
+        simd.prefetch_to_write(row + line)
     if apart > 0:
         end = (job + 1) * field(a, STATES)
         for k in range(end - apart, end):
-            simd.prefetch(field(field(a, STATE_ADDRESSES), k) + slot * field(field(a, STATE_STRIDES), k))
+            at = field(field(a, STATE_ADDRESSES), k) + slot * field(field(a, STATE_STRIDES), k)
+            simd.prefetch_to_write(at)
 
 
 @njit(nogil=True)
