@@ -59,7 +59,7 @@ from recgrad.embedding.local.layout import (
     VECTORS,
 )
 from recgrad.embedding.local.rows import copy
-from recgrad.embedding.local.small_tables import add_source, begin_sums, is_small, list_sums, room_for_sums
+from recgrad.embedding.local.small_tables import add_source, begin_sums, list_sums, room_for_sums
 from recgrad.kernels import simd
 from recgrad.kernels.parallel import FIRST, next_task, thread_number
 from recgrad.kernels.simd import field, load_i32, load_i64, store_i32, store_i64
@@ -80,7 +80,7 @@ PACK_FROM = 3  # ids per bag from which a copy of the gradients pays: it spares 
     JOB_BAD,  # result: 1 when an id is out of range
     JOB_PACKED,  # first line of its copy of gradients, or −1
     JOB_SUMS,  # first line of the room for its sums
-    JOB_ROOM,  # how many lines that has; 0 where gradients are not to be summed here
+    JOB_ROOM,  # how many lines that has: one a row of a small table, none for others
     JOB_SIZE,  # its occurrences
     JOB_COLUMNS,
 ) = range(14)
@@ -107,7 +107,8 @@ PACK_FROM = 3  # ids per bag from which a copy of the gradients pays: it spares 
     ARRANGED_JOBS,  # result, int64 [lines, JOB_COLUMNS]
     ARRANGED_TOTALS,  # result, int64 [TOTALS]
     SUMS_DIM,  # the dim if gradients may be summed as they are, else 0
-) = range(FIRST, FIRST + 8)
+    ARRANGED_TABLES,  # int64 [tables, TABLE_COLUMNS]
+) = range(FIRST, FIRST + 9)
 
 
 # Arguments of `plan_tasks`.
@@ -208,7 +209,11 @@ def arrange_task(a: int) -> None:
         pack = own > 0 and own >= PACK_FROM * bags
         store_i64(job + 8 * JOB_PACKED, copied if pack else -1)
         copied += bags if pack else 0
-        room = room_for_sums(own, field(a, SUMS_DIM)) if field(a, SUMS_DIM) > 0 and scaled == 0 else 0
+        room = 0
+        if field(a, SUMS_DIM) > 0 and scaled == 0:
+            room = room_for_sums(
+                field(a, ARRANGED_TABLES) + 8 * TABLE_COLUMNS * table, own, field(a, SUMS_DIM)
+            )
         store_i64(job + 8 * JOB_SUMS, copied)
         store_i64(job + 8 * JOB_ROOM, room)
         copied += room
@@ -401,7 +406,7 @@ def plan_tasks(a: int) -> None:
         table = field(a, TABLES) + 8 * TABLE_COLUMNS * field(job, JOB_TABLE)
         start = field(job, JOB_START)
         rows, ends = field(a, ROW_NUMBERS) + 8 * start, field(a, ENDS) + 8 * start
-        if is_small(table, field(job, JOB_ROOM)):
+        if field(job, JOB_ROOM) > 0:
             _plan_small(a, i, job, table, places)
             continue
         frozen, limit = field(table, FROZEN), field(table, ROWS)

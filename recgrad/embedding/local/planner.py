@@ -27,6 +27,7 @@ from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import launch, thread_count
 
 Array = npt.NDArray[Any]
+_LINE = 64  # bytes of a cache line: what is read and written a line at a time begins with one
 
 
 class Workspace:
@@ -93,7 +94,7 @@ class Planner:
         launch(
             compiled(arrange_task),
             *(count, address_of(lines), len(self._tables), work.address("places of", len(self._tables) + 1)),
-            *(ordered, jobs_at, totals, self._dim if as_they_are else 0),
+            *(ordered, jobs_at, totals, self._dim if as_they_are else 0, self._matrix),
             tasks=1,
         )
         found, tasks, size, busiest, scaled, copied, _ = self._totals.tolist()
@@ -114,7 +115,11 @@ class Planner:
             *(found, work.address("places", threads * places, np.int32), places),
             *(work.address("numbers", threads * busiest, np.int32), busiest),
             *(jobs_at, ordered, self._matrix, rows, slots, ends, gradients, coefficients, cuts, task_jobs),
-            *(work.address("packed", copied * self._dim, np.float32), totals, self._dim),
+            *(
+                _aligned(work.address("packed", copied * self._dim + _LINE // 4, np.float32)),
+                totals,
+                self._dim,
+            ),
             tasks=found,
         )
         if self._totals[ANY_BAD]:
@@ -128,3 +133,7 @@ class Planner:
             f"table '{first.name}': "
             "ids were changed between the forward pass and the update; they are outside the table now"
         )
+
+
+def _aligned(address: int) -> int:
+    return -(-address // _LINE) * _LINE

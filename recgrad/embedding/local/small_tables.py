@@ -28,15 +28,14 @@ _NEGATIVE_ZERO = np.float32(-0.0)
 
 
 @njit(nogil=True)
-def room_for_sums(occurrences: int, dim: int) -> int:
-    """The most lines that the sums of a table may take; none where rows are not whole vectors."""
-    return min(occurrences, SUM_BYTES // (4 * dim)) if dim % 16 == 0 else 0
+def room_for_sums(table: int, occurrences: int, dim: int) -> int:
+    """Lines for the sums of a small table: one a row; none for others, whose gradients are listed.
 
-
-@njit(nogil=True)
-def is_small(table: int, room: int) -> bool:
-    """Whether a table has a line for each of its rows there; rows of compact ones have slots to be found."""
-    return field(table, INDEX) == 0 and field(table, ROWS) <= room
+    Rows must be whole vectors, and no slots that have to be found, as those of compact tables are.
+    """
+    rows = field(table, ROWS)
+    small = rows <= min(occurrences, SUM_BYTES // (4 * dim))
+    return rows if small and dim % 16 == 0 and field(table, INDEX) == 0 else 0
 
 
 @njit(nogil=True)
