@@ -110,5 +110,5 @@ def list_sums(table: int, dim: int, sums: int, flags: int, rows: int, counts: in
         store_i64(rows + 8 * distinct, row)
         store_i64(counts + 8 * distinct, 1)
         store_i64(gradients + 8 * distinct, sums + 4 * dim * row)
-        distinct += np.int64(load_i32(flags + 4 * row))
+        distinct += int(load_i32(flags + 4 * row))
     return distinct
