@@ -28,6 +28,12 @@ COLLECTIVES = (
     "reduce_scatter", "reduce_scatter_tensor",
 )  # fmt: skip
 
+OF_TABLES = {
+    "dense forward": "vectors back",
+    "dense backward": "vectors' gradients",
+    "update": "vectors' gradients",
+}
+
 
 class Phases:
     """Seconds and bytes of the phases of steps, and of the collectives within them."""
@@ -57,8 +63,8 @@ class Phases:
         return call
 
     def of_collective(self) -> str:
-        """The phase that a collective belongs to: in backward, only tables have some."""
-        return "vectors' gradients" if self.now == "dense backward" else self.now
+        """The phase that a collective belongs to: what tables exchange is waited for where it is needed."""
+        return OF_TABLES.get(self.now, self.now)
 
     def counted(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

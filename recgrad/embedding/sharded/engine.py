@@ -242,6 +242,7 @@ class ShardedEngine(EmbeddingEngine):
 
     def clear_gradients(self, names: set[str] | None = None) -> None:
         """Drop the waiting gradients, of all tables or of some."""
+        self._complete_gradients()
         for kernel in self._kernels:
             kernel.engine.clear_gradients(_shards_of(kernel, names))
         self._pending -= set(self.tables) if names is None else names
@@ -259,11 +260,13 @@ class ShardedEngine(EmbeddingEngine):
 
     def scale_gradients(self, names: set[str], factor: float) -> None:
         """Multiply the waiting gradients of some tables."""
+        self._complete_gradients()
         for kernel in self._kernels:
             kernel.engine.scale_gradients(_shards_of(kernel, names), factor)
 
     def finite_gradients(self, names: set[str]) -> bool:
         """Whether this rank's waiting gradients of some tables are free of infinities and NaN."""
+        self._complete_gradients()
         return all(kernel.engine.finite_gradients(_shards_of(kernel, names)) for kernel in self._kernels)
 
     def summed_gradients(self, limits: dict[str, float], *, own: bool = False) -> list[Tensor]:
@@ -285,7 +288,8 @@ class ShardedEngine(EmbeddingEngine):
         return sums
 
     def _average(self, limits: dict[str, float]) -> None:
-        """Make the gradients of data-parallel tables those of all ranks, once an update."""
+        """Make all gradients those of all ranks, those of data-parallel tables once an update."""
+        self._complete_gradients()
         if self._averaged:
             return
         self._averaged = True
@@ -294,6 +298,11 @@ class ShardedEngine(EmbeddingEngine):
                 assert isinstance(kernel.engine, LocalEngine)
                 names = {s.name: limits.get(_whole(s), math.inf) for s in kernel.engine.tables.values()}
                 average_gradients(kernel.engine, names, self._group)
+
+    def _complete_gradients(self) -> None:
+        """Wait for those that other ranks have sent in backward; until then no rank needs them."""
+        if self._whole is not None:
+            self._whole.complete_gradients()
 
     def extra_repr(self) -> str:
         """Tables and ranks in numbers."""

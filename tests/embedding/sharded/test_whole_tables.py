@@ -217,6 +217,106 @@ def test_an_id_is_sent_once_where_ids_repeat(run_ranks: Any, manner: str, clamp:
         assert gradients == ("torch.float32", expected)
 
 
+def shared_engine() -> tuple[Any, Any, list[str], list[str]]:
+    """An engine over shared memory, its processes, and lookups that this rank holds and that others do."""
+    import torch.distributed as dist
+
+    from recgrad.embedding.sharded.engine import ShardedEngine
+    from recgrad.training.processes import Environment, Processes
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    processes = Processes(Environment(rank, ranks, rank, ranks, distributed=True))
+    processes.share_memory()
+    engine = ShardedEngine(TABLES, LOOKUPS, keys=KEYS, seed=7, group=processes.group)
+    assert engine._whole is not None
+    held = set(engine._whole.holders[rank].features)
+    own = [spec.name for spec in LOOKUPS[:5] if f"{spec.table}|{spec.key}|sum" in held]
+    return engine, processes, own, [spec.name for spec in LOOKUPS[:5] if spec.name not in own]
+
+
+def count_waits() -> list[int]:
+    """How often a rank has waited for others, after each part of a step."""
+    import torch.distributed as dist
+
+    from recgrad.training.processes.shared_group import SharedWork
+
+    engine, processes, own, others = shared_engine()
+    waited: list[int] = []
+    waits: list[SharedWork] = []
+    real = SharedWork.wait
+
+    def wait(work: SharedWork, timeout: Any = None) -> bool:
+        waits.append(work)
+        return real(work, timeout)
+
+    with mock.patch.object(SharedWork, "wait", wait):
+        embedded = engine(batch(0, dist.get_rank(), ("many",))[0])
+        waited.append(len(waits))
+        mine = embedded.pooled(own)
+        waited.append(len(waits))
+        loss = mine.sum() + embedded.pooled(others).sum()
+        waited.append(len(waits))
+        loss.backward()
+        waited.append(len(waits))
+        optimizer_of(engine, False).step()
+        waited.append(len(waits))
+    processes.leave_memory()
+    return waited
+
+
+def test_vectors_and_gradients_are_under_way_while_ranks_compute(run_ranks: Any) -> None:
+    for looked_up, own, others, backward, stepped in run_ranks(2, count_waits):
+        assert own == looked_up, "columns that a rank holds itself waited for others"
+        assert others == own + 1
+        assert backward == others, "backward waited for gradients, which no rank needs before the update"
+        assert stepped == backward + 1
+
+
+def read_gradients(reader: str) -> tuple[Any, float]:
+    """What a rank sees of gradients right after backward, and the sum of those of one micro-batch.
+
+    Gradients are 1; those of rank 1 are infinite for the reader `infinite`.
+    """
+    import torch.distributed as dist
+
+    engine, processes, own, _ = shared_engine()
+    rank, names = dist.get_rank(), {"user", "wide", "tags", "item"}
+    ids = batch(0, rank, ("many",))[0]
+
+    def backward(factor: float = 1.0) -> None:
+        (engine(ids).pooled(["user", "user@wide", "tags", "item"]).sum() * factor).backward()
+
+    def summed() -> float:
+        return sum(float(one.sum()) for one in engine.summed_gradients(dict.fromkeys(names, np.inf)))
+
+    for _ in range(2):  # gradients of two micro-batches are under way
+        backward(float("inf") if reader == "infinite" and rank else 1.0)
+    if reader == "scaled":
+        engine.scale_gradients(names, 2.0)
+    elif reader == "cleared":
+        engine.clear_gradients()
+        backward()
+    answer = engine.finite_gradients(names) if "finite" in reader else summed()
+    rows = processes.sum([ids.bag_counts[0]])[0]
+    dims = {spec.name: spec.dim for spec in TABLES if spec.trainable}
+    width = sum(dims.get(spec.table, 0) for spec in LOOKUPS[:5] if spec.name in own)
+    processes.leave_memory()
+    return answer, rows * width / 2
+
+
+@pytest.mark.parametrize(("reader", "times"), [("scaled", 4), ("summed", 2), ("cleared", 1)])
+def test_gradients_under_way_are_waited_for_by_whatever_reads_them(
+    run_ranks: Any, reader: str, times: int
+) -> None:
+    for found, once in run_ranks(2, read_gradients, reader):
+        assert found == pytest.approx(times * once, rel=1e-6)
+
+
+@pytest.mark.parametrize(("reader", "expected"), [("finite", True), ("infinite", False)])
+def test_infinite_gradients_of_another_rank_are_seen(run_ranks: Any, reader: str, expected: bool) -> None:
+    assert [finite for finite, _ in run_ranks(2, read_gradients, reader)] == [expected, expected]
+
+
 LIVING = [TableSpec("seen", NUM_ROWS, 8, living=LivingSpec(30, COUNT, threshold=3, counters=64))]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -116,6 +116,7 @@ class WholeTables:
         self.own_keys = self.keys_of[self.rank]
         self.own_places = np.searchsorted(self.own_keys, self.places[self.own])
         self._choices: dict[tuple[str, ...], Choice] = {}
+        self._incomplete: list[Callable[[], None]] = []
 
     def distinct_keys(self) -> npt.NDArray[np.bool_]:
         """[keys]: whether distinct ids may be sent; not where gradients are clamped before they are added."""
@@ -148,13 +149,27 @@ class WholeTables:
         )
         return found, work
 
-    def exchange_vectors(
+    def send_vectors(
         self, given: Tensor, sizes: Sequence[int], expected: Sequence[int], halves: Halves
-    ) -> Tensor:
-        """The same of vectors or their gradients, waited for."""
+    ) -> Callable[[], Tensor]:
+        """The same of vectors or their gradients: a function that waits for what comes from all ranks."""
         found, work = self.exchange(halves.encode(given) if self.half else given, sizes, expected)
-        work.wait()
-        return halves.decode(found) if self.half else found
+
+        def arrive() -> Tensor:
+            work.wait()
+            return halves.decode(found) if self.half else found
+
+        return arrive
+
+    def complete_later(self, complete: Callable[[], None]) -> None:
+        """Have gradients that are under way completed by the next `complete_gradients`."""
+        self._incomplete.append(complete)
+
+    def complete_gradients(self) -> None:
+        """Wait for gradients that are under way: before any are read."""
+        incomplete, self._incomplete = self._incomplete, []
+        for complete in incomplete:
+            complete()
 
     def look_up(self, ids: Ids) -> list[Tensor]:
         """Blocks [bags, columns] of all kernels, from the ids of this rank's keys."""

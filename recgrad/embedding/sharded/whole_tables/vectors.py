@@ -10,6 +10,12 @@
 
 Gradients go the same way back: `put` adds up those of rows with one code. In half precision a rank sends to
 itself as well, so that vectors do not depend on who holds them.
+
+Nothing waits before it must. While vectors of others are under way, a rank takes its own; while gradients
+are, dense ones are averaged and dense weights updated:
+
+    forward    pack, send ─▶ own columns ─▶ wait ─▶ columns of others
+    backward   send ─▶ dense average ─▶ dense step ─▶ wait, unpack ─▶ sparse step
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ from torch import Tensor
 from recgrad.embedding.sharded import column_kernels as kernels
 from recgrad.embedding.sharded.halves import GRADIENTS, VECTORS
 from recgrad.embedding.sharded.whole_tables.exchange import Arrived, IdExchange
-from recgrad.embedding.sharded.whole_tables.holders import WholeTables
+from recgrad.embedding.sharded.whole_tables.holders import Choice, WholeTables
 from recgrad.embedding.sharded.whole_tables.outgoing import Outgoing
 from recgrad.kernels.compile import compiled
 from recgrad.kernels.parallel import launch
@@ -82,7 +88,6 @@ class _Received:
     Attributes:
         rows: of this rank's batch.
         blocks: of this rank's lookup.
-        flat: what other ranks have sent.
     """
 
     def __init__(self, tables: WholeTables, outgoing: Outgoing, arrived: Arrived) -> None:
@@ -94,28 +99,40 @@ class _Received:
         # Gradients of ids are added up, and empty bags get none: where there are neither, all is written.
         self._sums = bool(outgoing.codes.any() or (arrived.bags != arrived.most[:, None]).any())
         self.blocks: list[Tensor] = []
-        self.flat = torch.empty(0)
+        self._flat: Tensor | None = None
         self._gradients: tuple[list[Tensor], Tensor] | None = None
         self._given = np.zeros(len(tables.dims), bool)
 
     def receive(self, blocks: Sequence[Tensor]) -> None:
-        """Send the vectors of blocks to who has asked for them, and take in what others send."""
+        """Send the vectors of blocks to who has asked for them."""
         self.blocks = list(blocks)
         given = torch.empty(sum(self.held.sizes))
         self._pack(kernels.pack_vectors, self.blocks, given)
-        self.flat = self.tables.exchange_vectors(given, self.held.sizes, self.wanted.sizes, VECTORS)
+        self._arrive = self.tables.send_vectors(given, self.held.sizes, self.wanted.sizes, VECTORS)
 
     def take(self, features: tuple[str, ...]) -> Tensor:
-        """[rows, columns of these features]."""
-        choice = self.tables.choice(features)
+        """[rows, columns of these features]; first those that need not be waited for."""
+        tables, choice = self.tables, self.tables.choice(features)
         found = torch.empty(self.rows, choice.width)
-        spans = self._spans(choice.features, choice.columns, self.blocks, self.flat)
+        here = np.full(len(choice.features), self._flat is not None)
+        if not tables.half:
+            here |= tables.holder_of[choice.features] == tables.rank
+        if here.any():
+            self._take(choice, np.flatnonzero(here), found)
+        if not here.all():
+            self._flat = self._arrive()
+            self._take(choice, np.flatnonzero(~here), found)
+        return found
+
+    def _take(self, choice: Choice, places: Array, found: Tensor) -> None:
+        """Some of the columns that were chosen."""
+        flat = torch.empty(0) if self._flat is None else self._flat
+        spans = self._spans(choice.features[places], choice.columns[places], self.blocks, flat)
         launch(
             compiled(kernels.take_columns),
             *(self.rows, len(spans), choice.width, spans, found.data_ptr()),
             tasks=-(-self.rows // kernels.BLOCK),
         )
-        return found
 
     def put(self, features: tuple[str, ...], gradient: Tensor) -> None:
         """Take in the gradient of what `take` gave; what a feature has from before is added to."""
@@ -137,18 +154,21 @@ class _Received:
             )
 
     def give_back(self) -> list[Tensor]:
-        """Send the gradients of all bags to their holders; those of this rank's blocks, from all ranks."""
+        """Send the gradients of all bags to their holders.
+
+        Those of this rank's blocks are from all ranks once `WholeTables.complete_gradients` was called.
+        """
         blocks, flat = self._gradients or self._new_gradients()
         for feature in np.flatnonzero(~self._given):
             self._clear(int(feature), blocks, flat)
         self._gradients, self._given[:] = None, False
-        found = self.tables.exchange_vectors(flat, self.wanted.sizes, self.held.sizes, GRADIENTS)
-        self._pack(kernels.unpack_vectors, blocks, found)
+        arrive = self.tables.send_vectors(flat, self.wanted.sizes, self.held.sizes, GRADIENTS)
+        self.tables.complete_later(lambda: self._pack(kernels.unpack_vectors, blocks, arrive()))
         return blocks
 
     def _new_gradients(self) -> tuple[list[Tensor], Tensor]:
         new = torch.zeros if self._sums else torch.empty
-        return [new(block.shape) for block in self.blocks], new(len(self.flat))
+        return [new(block.shape) for block in self.blocks], new(sum(self.wanted.sizes))
 
     def _clear(self, feature: int, blocks: Sequence[Tensor], flat: Tensor) -> None:
         tables, dim = self.tables, int(self.tables.dims[feature])
