@@ -75,9 +75,10 @@ def prefetch_key(line: int, key: int) -> None:
 
 @njit(nogil=True)
 def home_near(entries: int, size: int, key: int) -> int:
-    """The home of a key, for `find_from` some keys later; it is brought near."""
+    """The home of a key, for `find_from` some keys later; it is brought near, and the entries behind it."""
     j = home(key, size)
     prefetch(entries + ENTRY * j)
+    prefetch(entries + ENTRY * (j + 2))  # a search goes on there, for every other home in the next line
     return j
 
 
