@@ -14,7 +14,9 @@ from torchrec.distributed.types import CommOp, QuantizedCommCodec, QuantizedComm
 
 
 class Halves(QuantizedCommCodec[None]):  # type: ignore[misc]
-    """Tensors as halves; values beyond the range of the type become its largest.
+    """Tensors as halves; finite values beyond the range of the type become its largest.
+
+    Infinities and NaN stay what they are: a gradient scaler must see them.
 
     The bits of BF16 travel under the name of FP16: gloo knows no other type of two bytes, and does not look.
 
@@ -28,7 +30,17 @@ class Halves(QuantizedCommCodec[None]):  # type: ignore[misc]
 
     def encode(self, input_tensor: Tensor, ctx: None = None) -> Tensor:
         """What travels."""
-        return input_tensor.clamp(-self._limit, self._limit).to(self._dtype).view(torch.float16)
+        found = input_tensor
+        if not self._within_range(found):
+            found = torch.where(found.isinf(), found, found.clamp(-self._limit, self._limit))
+        return found.to(self._dtype).view(torch.float16)
+
+    def _within_range(self, values: Tensor) -> bool:
+        """Whether none need be clamped: a CPU asks faster than it clamps, a GPU would wait for the answer."""
+        if values.device.type != "cpu" or not values.numel():
+            return False
+        low, high = values.aminmax()
+        return -self._limit <= low.item() and high.item() <= self._limit
 
     def decode(self, input_grad: Tensor, ctx: None = None) -> Tensor:
         """What has travelled, as FP32."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 from unittest import mock
 
@@ -78,3 +79,29 @@ def test_vectors_and_tiny_gradients_arrive_with_the_digits_of_halves(run_ranks: 
                 # An update is a sum of gradients of up to 0.1 · 4, each with 8 digits of two.
                 np.testing.assert_allclose(others, weights, rtol=0, atol=4 * 0.4 * 2**-8)
                 assert not np.array_equal(others, weights)
+
+
+LARGEST = {torch.float16: 65504.0, torch.bfloat16: 2.0**127 * (2 - 2**-7)}
+WITHIN = (0.0, 1.5, -(2.0**-14))
+BEYOND = (1e5, -1e5, 3.4e38, -3.4e38)
+NOT_FINITE = (math.inf, -math.inf, math.nan)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "values",
+    [(), WITHIN, WITHIN + BEYOND, *((*WITHIN, one) for one in NOT_FINITE), WITHIN + BEYOND + NOT_FINITE],
+)
+def test_values_beyond_the_range_are_clamped_and_infinities_and_nan_pass(
+    dtype: torch.dtype, values: tuple[float, ...]
+) -> None:
+    from recgrad.embedding.sharded.halves import Halves
+
+    halves, given, largest = Halves(dtype), torch.tensor(values), LARGEST[dtype]
+    sent = halves.encode(given)
+    assert sent.dtype == torch.float16
+    expected = [value if math.isinf(value) else min(max(value, -largest), largest) for value in values]
+    expected = [math.nan if math.isnan(value) else one for value, one in zip(values, expected, strict=True)]
+    rounded = torch.tensor(expected).to(dtype).float()
+    torch.testing.assert_close(halves.decode(sent), rounded, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(given, torch.tensor(values), rtol=0, atol=0, equal_nan=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -34,7 +35,13 @@ LOOKUPS = [
     LookupSpec("item", "item", "item"),
     LookupSpec("again", "user", "user"),  # one feature under two names
 ]
+TRAINABLE = ("user", "wide", "tags", "item")
 MANNERS = ("many", "few", "few or none", "many or none", "none", "bags")
+
+
+def tables_of(trainable: tuple[str, ...]) -> list[TableSpec]:
+    """The tables, all but these frozen."""
+    return [replace(spec, trainable=spec.name in trainable) for spec in TABLES]
 
 
 def ids_of(manner: str, rows: int, size: int, rng: np.random.Generator) -> tuple[Any, Any]:
@@ -81,7 +88,12 @@ def optimizer_of(engine: Any, clamp: bool) -> Any:
 
 
 def train(
-    manners: tuple[str, ...], shared: bool = True, clamp: bool = False, half: bool = False, threads: int = 1
+    manners: tuple[str, ...],
+    shared: bool = True,
+    clamp: bool = False,
+    half: bool = False,
+    threads: int = 1,
+    trainable: tuple[str, ...] = TRAINABLE,
 ) -> tuple[list[float], dict[str, Any], list[Any]]:
     """The losses of a rank, the rows it holds, and what it sent: types and numbers of elements by rank."""
     import torch.distributed as dist
@@ -95,7 +107,7 @@ def train(
     if shared:
         processes.share_memory()
     assert (processes.group is not None) == shared
-    engine = ShardedEngine(TABLES, LOOKUPS, keys=KEYS, seed=7, group=processes.group, half=half)
+    engine = ShardedEngine(tables_of(trainable), LOOKUPS, keys=KEYS, seed=7, group=processes.group, half=half)
     assert engine._whole is not None
     optimizer = optimizer_of(engine, clamp)
     losses, sent = [], []
@@ -111,15 +123,18 @@ def train(
             loss.backward()
             losses.append(float(loss.detach()))
             optimizer.step()
+            assert not engine._whole._incomplete, "gradients are under way after the update"
     rows = {name: engine.export_table(name) for name in engine.tables}
     held = [(holder.keys, holder.features, holder.places) for holder in engine._whole.holders]
     processes.leave_memory()
     return losses, rows, [held, sent]
 
 
-def train_alone(manners: tuple[str, ...], ranks: int, clamp: bool) -> tuple[list[list[float]], LocalEngine]:
+def train_alone(
+    manners: tuple[str, ...], ranks: int, clamp: bool, trainable: tuple[str, ...]
+) -> tuple[list[list[float]], LocalEngine]:
     """The same by one process: losses by step and rank."""
-    engine = LocalEngine(TABLES, LOOKUPS, keys=KEYS, seed=7)
+    engine = LocalEngine(tables_of(trainable), LOOKUPS, keys=KEYS, seed=7)
     optimizer = optimizer_of(engine, clamp)
     losses = []
     for step in range(STEPS):
@@ -130,9 +145,15 @@ def train_alone(manners: tuple[str, ...], ranks: int, clamp: bool) -> tuple[list
     return losses, engine
 
 
-def check(found: Any, manners: tuple[str, ...], clamp: bool = False, tolerance: float = 1e-5) -> None:
+def check(
+    found: Any,
+    manners: tuple[str, ...],
+    clamp: bool = False,
+    tolerance: float = 1e-5,
+    trainable: tuple[str, ...] = TRAINABLE,
+) -> None:
     """Ranks against one process."""
-    losses, engine = train_alone(manners, len(found), clamp)
+    losses, engine = train_alone(manners, len(found), clamp, trainable)
     np.testing.assert_allclose(np.array([own[0] for own in found]).T, losses, tolerance, 10 * tolerance)
     for name in engine.tables:
         expected, weights = engine.export_table(name)
@@ -170,6 +191,61 @@ def test_ids_that_repeat_travel_in_half_precision_too(run_ranks: Any) -> None:
     found = run_ranks(2, train, MANNERS, True, False, True)
     assert {kind for _, _, (_, sent) in found for kind, _ in sent} == {"torch.int64", "torch.float16"}
     check(found, MANNERS, tolerance=0.03)
+
+
+@pytest.mark.parametrize(("half", "tolerance"), [(False, 1e-5), (True, 0.03)])
+def test_a_rank_that_holds_frozen_tables_alone_takes_part(
+    run_ranks: Any, half: bool, tolerance: float
+) -> None:
+    trainable = ("tags",)
+    found = run_ranks(2, train, MANNERS, True, False, half, 1, trainable)
+    features = [own for _, own, _ in found[0][2][0]]
+    assert sorted(any(name.startswith("tags|") for name in own) for own in features) == [False, True]
+    check(found, MANNERS, tolerance=tolerance, trainable=trainable)
+
+
+def weigh_frozen(engine: Any, rank: int) -> list[np.ndarray[Any, Any]]:
+    """The gradients of weights of frozen columns, step after step."""
+    optimizer, found = optimizer_of(engine, False), []
+    for step in range(STEPS):
+        vectors = engine(batch(step, rank, MANNERS)[0]).pooled(["user", "tags", "user@wide", "tags@fixed"])
+        weights = torch.ones(vectors.shape[1], requires_grad=True)
+        (vectors * weights).tanh().sum().backward()
+        optimizer.step()
+        assert weights.grad is not None
+        found.append(weights.grad.numpy())
+    return found
+
+
+def train_frozen(half: bool) -> tuple[list[np.ndarray[Any, Any]], int, int]:
+    """What `weigh_frozen` gives, and how many gradients of vectors are under way and were ever sent."""
+    import torch.distributed as dist
+
+    from recgrad.embedding.sharded.engine import ShardedEngine
+
+    engine = ShardedEngine(tables_of(()), LOOKUPS, keys=KEYS, seed=7, half=half)
+    assert engine._whole is not None
+    sent = 0
+    real = dist.all_to_all_single
+
+    def counted(**kwargs: Any) -> Any:
+        nonlocal sent
+        sent += 1
+        return real(**kwargs)
+
+    with mock.patch.object(dist, "all_to_all_single", counted):
+        found = weigh_frozen(engine, dist.get_rank())
+    return found, len(engine._whole._incomplete), sent - 3 * STEPS  # but for counts, ids and vectors
+
+
+@pytest.mark.parametrize(("half", "tolerance"), [(False, 1e-5), (True, 0.01)])
+def test_no_gradients_are_sent_where_all_tables_are_frozen(
+    run_ranks: Any, half: bool, tolerance: float
+) -> None:
+    for rank, (found, incomplete, sent) in enumerate(run_ranks(2, train_frozen, half)):
+        assert (incomplete, sent) == (0, 0)
+        expected = weigh_frozen(LocalEngine(tables_of(()), LOOKUPS, keys=KEYS, seed=7), rank)
+        np.testing.assert_allclose(found, expected, tolerance, tolerance)
 
 
 def with_threads() -> list[Any]:
@@ -217,7 +293,7 @@ def test_an_id_is_sent_once_where_ids_repeat(run_ranks: Any, manner: str, clamp:
         assert gradients == ("torch.float32", expected)
 
 
-def shared_engine() -> tuple[Any, Any, list[str], list[str]]:
+def shared_engine(half: bool = False) -> tuple[Any, Any, list[str], list[str]]:
     """An engine over shared memory, its processes, and lookups that this rank holds and that others do."""
     import torch.distributed as dist
 
@@ -227,7 +303,7 @@ def shared_engine() -> tuple[Any, Any, list[str], list[str]]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     processes = Processes(Environment(rank, ranks, rank, ranks, distributed=True))
     processes.share_memory()
-    engine = ShardedEngine(TABLES, LOOKUPS, keys=KEYS, seed=7, group=processes.group)
+    engine = ShardedEngine(TABLES, LOOKUPS, keys=KEYS, seed=7, group=processes.group, half=half)
     assert engine._whole is not None
     held = set(engine._whole.holders[rank].features)
     own = [spec.name for spec in LOOKUPS[:5] if f"{spec.table}|{spec.key}|sum" in held]
@@ -272,15 +348,15 @@ def test_vectors_and_gradients_are_under_way_while_ranks_compute(run_ranks: Any)
         assert stepped == backward + 1
 
 
-def read_gradients(reader: str) -> tuple[Any, float]:
+def read_gradients(reader: str, half: bool) -> tuple[Any, float]:
     """What a rank sees of gradients right after backward, and the sum of those of one micro-batch.
 
     Gradients are 1; those of rank 1 are infinite for the reader `infinite`.
     """
     import torch.distributed as dist
 
-    engine, processes, own, _ = shared_engine()
-    rank, names = dist.get_rank(), {"user", "wide", "tags", "item"}
+    engine, processes, own, _ = shared_engine(half)
+    rank, names = dist.get_rank(), set(TRAINABLE)
     ids = batch(0, rank, ("many",))[0]
 
     def backward(factor: float = 1.0) -> None:
@@ -304,17 +380,21 @@ def read_gradients(reader: str) -> tuple[Any, float]:
     return answer, rows * width / 2
 
 
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(("reader", "times"), [("scaled", 4), ("summed", 2), ("cleared", 1)])
 def test_gradients_under_way_are_waited_for_by_whatever_reads_them(
-    run_ranks: Any, reader: str, times: int
+    run_ranks: Any, reader: str, times: int, half: bool
 ) -> None:
-    for found, once in run_ranks(2, read_gradients, reader):
+    for found, once in run_ranks(2, read_gradients, reader, half):
         assert found == pytest.approx(times * once, rel=1e-6)
 
 
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(("reader", "expected"), [("finite", True), ("infinite", False)])
-def test_infinite_gradients_of_another_rank_are_seen(run_ranks: Any, reader: str, expected: bool) -> None:
-    assert [finite for finite, _ in run_ranks(2, read_gradients, reader)] == [expected, expected]
+def test_infinite_gradients_of_another_rank_are_seen(
+    run_ranks: Any, reader: str, expected: bool, half: bool
+) -> None:
+    assert [finite for finite, _ in run_ranks(2, read_gradients, reader, half)] == [expected, expected]
 
 
 LIVING = [TableSpec("seen", NUM_ROWS, 8, living=LivingSpec(30, COUNT, threshold=3, counters=64))]

@@ -29,12 +29,14 @@ class Holder:
         features: that it gives vectors of, in the order in which it sends them.
         places: of the key of each.
         dims: columns of each.
+        trainable: whether a table of them is.
     """
 
     keys: tuple[int, ...]
     features: tuple[str, ...]
     places: tuple[int, ...]
     dims: tuple[int, ...]
+    trainable: bool
 
 
 class Choice(NamedTuple):
@@ -72,6 +74,7 @@ class WholeTables:
         own_places: where the key of each of its features is among these.
         block_of, column_of: where its features are in what its kernels give: number of the block, column.
         block_widths: columns of each block.
+        trainable: whether a table of any rank is; if not, no gradients are exchanged.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class WholeTables:
             tuple(name for names, _, _ in blocks for name in names),
             tuple(kernel.feature_places[name] for names, _, kernel in blocks for name in names),
             tuple(dim for names, dim, _ in blocks for _ in names),
+            any(table.trainable for kernel in kernels for table in kernel.engine.tables.values()),
         )
         holders: list[Any] = [None] * self.ranks
         dist.all_gather_object(holders, own)
@@ -115,6 +119,7 @@ class WholeTables:
         self.own = slice(sum(sizes[: self.rank]), sum(sizes[: self.rank + 1]))
         self.own_keys = self.keys_of[self.rank]
         self.own_places = np.searchsorted(self.own_keys, self.places[self.own])
+        self.trainable = any(holder.trainable for holder in self.holders)
         self._choices: dict[tuple[str, ...], Choice] = {}
         self._incomplete: list[Callable[[], None]] = []
 

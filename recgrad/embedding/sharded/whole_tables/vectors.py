@@ -222,8 +222,9 @@ class _Vectors(torch.autograd.Function):
     """From the blocks of this rank's lookup to this rank's bags of all features, and their gradients back.
 
     What comes out is a token: `_Columns` hands the columns out and takes their gradients, and autograd comes
-    back here when it has all of them. What goes in always has something that wants a gradient, because both
-    ways are collectives: they must run on every rank.
+    back here when it has all of them. What goes in has something that wants a gradient on every rank or on
+    none, because both ways are collectives: a rank that holds frozen tables alone takes part. Where all
+    tables are frozen nobody does: no update would ever wait for these gradients.
     """
 
     @staticmethod
@@ -259,7 +260,7 @@ class HeldBags:
         self, tables: WholeTables, outgoing: Outgoing, arrived: Arrived, blocks: Sequence[Tensor]
     ) -> None:
         self._received = _Received(tables, outgoing, arrived)
-        anchor = torch.empty(0, requires_grad=torch.is_grad_enabled())
+        anchor = torch.empty(0, requires_grad=torch.is_grad_enabled() and tables.trainable)
         self._token: Tensor = _Vectors.apply(self._received, anchor, *blocks)  # type: ignore[no-untyped-call]
 
     def columns(self, features: Sequence[str]) -> Tensor:
