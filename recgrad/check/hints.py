@@ -76,6 +76,9 @@ def hint_bf16(context: Context) -> None:
         )
 
 
+_ALONE = "has no effect in one process; it is for several (recgrad train --nproc N, or torchrun)"
+
+
 @CHECKS.register("hint: constraints of tables")
 def hint_constraints(context: Context) -> None:
     """Ways to spread tables over processes, where there is one process."""
@@ -84,8 +87,14 @@ def hint_constraints(context: Context) -> None:
     first, *others = [node.path for node in context.of("ParameterConstraints")] or [""]
     if first:
         more = f"; the same holds for {len(others)} more" if others else ""
-        what = "has no effect in one process; it is for several (recgrad train --nproc N, or torchrun)"
-        context.hint(first, what + more)
+        context.hint(first, _ALONE + more)
+
+
+@CHECKS.register("hint: exchange of processes")
+def hint_exchange(context: Context) -> None:
+    """Half precision between processes, where there is one process."""
+    if context.ranks in (0, 1) and context.config.train_config.half_precision_exchange:
+        context.hint("train_config.half_precision_exchange", _ALONE)
 
 
 @CHECKS.register("hint: unused features")

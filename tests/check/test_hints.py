@@ -102,6 +102,16 @@ def test_constraints_of_tables_mean_nothing_to_a_process_alone(hints: Hints) -> 
     ]
 
 
+def test_a_process_alone_has_nobody_to_send_halves_to(hints: Hints) -> None:
+    path = "train_config.half_precision_exchange"
+    why = "has no effect in one process; it is for several (recgrad train --nproc N, or torchrun)"
+    for ranks in (0, 1):  # one that a launcher has started sends nothing either
+        assert hints({path: True}, ranks=ranks) == [f"{path}: {why}"]
+        assert hints({path: False}, ranks=ranks) == []
+    for ranks in (None, 2):
+        assert hints({path: True}, ranks=ranks) == []
+
+
 @pytest.mark.parametrize(
     ("rows", "decay", "expected"),
     [
