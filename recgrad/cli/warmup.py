@@ -6,6 +6,7 @@ import argparse
 import logging
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,10 @@ class Warmup(Command):
     """Compile the kernels that runs need and keep them, so that the first run does not wait for it.
 
     With a config, those of its first step, on its own data; nothing is saved or tracked. Without one,
-    those of tables, features and metrics that most runs have, and the rules of all sparse optimizers. All are
-    kept under $XDG_CACHE_HOME (~/.cache) by all that they are made of: sources, versions and CPU; what does
-    not fit is compiled again. For images and fresh machines.
+    those of tables, features and metrics that most runs have, and the rules of all sparse optimizers. Where
+    TorchRec is installed, those that tables of several processes need are compiled too. All are kept under
+    $XDG_CACHE_HOME (~/.cache) by all that they are made of: sources, versions and CPU; what does not fit is
+    compiled again. For images and fresh machines.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -57,6 +59,8 @@ class Warmup(Command):
 
                 config, _ = effective_config(path, args.edit_config_json, custom_code=not args.no_custom_code)
                 warm_config(config, Path(folder))
+            if find_spec("torchrec") is not None:
+                warm_ranks()
         after = kept_files() or frozenset()
         compiled, seconds = len(after - before), time.perf_counter() - begin
         say(f"compiled {compiled} kernels in {seconds:.1f} s, {len(after)} are kept")
@@ -114,3 +118,16 @@ def warm_common(folder: Path) -> None:
         for rule in (optimizer.rule, getattr(optimizer, "dense_rule", None)):
             if rule is not None:
                 compiled_with(update_function, rule)
+
+
+def warm_ranks() -> None:
+    """What tables of several processes need, and those of one do not."""
+    from recgrad.embedding.local.transfer import offsets_task
+    from recgrad.embedding.local.update import reduce_tasks
+    from recgrad.embedding.sharded import column_kernels
+    from recgrad.kernels import numbering
+    from recgrad.kernels.compile import compiled
+
+    functions = [wanted.function for wanted in (*numbering.kernels(), *column_kernels.kernels())]
+    for function in (*functions, offsets_task, reduce_tasks):
+        compiled(function)

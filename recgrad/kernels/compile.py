@@ -32,8 +32,8 @@ class Wanted(NamedTuple):
     signature: Any = SIGNATURE
 
 
-_ahead: dict[Wanted, threading.Thread] = {}
-"""What another process compiles, and a thread that ends with it."""
+_ahead: dict[Wanted, Callable[[], bool]] = {}
+"""What another process compiles, and whether it is still at it."""
 _here: set[Wanted] = set()
 """What this process has."""
 
@@ -57,21 +57,40 @@ def compiled_with(make: Callable[[Any], Callable[..., Any]], inner: Any, signatu
     return _kernel(Wanted(make, inner, signature))
 
 
-def compile_ahead(wanted: Sequence[Wanted], processes: int) -> None:
+def compile_ahead(wanted: Sequence[Wanted], processes: int) -> list[int]:
     """Have kernels that are not kept yet compiled by other processes, while this one goes on.
 
     Whoever asks for one of them waits for it, or compiles it where that came to nothing.
+
+    Returns:
+        the numbers of the processes.
     """
     if sys.platform != "linux" or not is_kept():
-        return
-    new = [one for one in dict.fromkeys(wanted) if one not in _ahead and one not in _here]
-    missing = [one for one in new if _is_missing(one)]
+        return []
+    missing = _missing(wanted)
+    children = []
     for i in range(min(processes, len(missing))):
         group = missing[i::processes]
-        _ahead.update(dict.fromkeys(group, _compile_elsewhere(group)))
+        child, ends = _compile_elsewhere(group)
+        children.append(child)
+        _ahead.update(dict.fromkeys(group, ends.is_alive))
+    return children
 
 
-def _compile_elsewhere(group: Sequence[Wanted]) -> threading.Thread:
+def expect(wanted: Sequence[Wanted], at_work: Callable[[], bool]) -> None:
+    """Have kernels that are not kept yet waited for: others compile them, as long as they are `at_work`."""
+    if is_kept():
+        _ahead.update(dict.fromkeys(_missing(wanted), at_work))
+
+
+def _missing(wanted: Sequence[Wanted]) -> list[Wanted]:
+    """Those that are neither kept, nor here, nor expected."""
+    new = (one for one in dict.fromkeys(wanted) if one not in _ahead and one not in _here)
+    return [one for one in new if _is_missing(one)]
+
+
+def _compile_elsewhere(group: Sequence[Wanted]) -> tuple[int, threading.Thread]:
+    """A process that compiles kernels one after another, and a thread that ends with it."""
     with warnings.catch_warnings():
         # Python warns of threads, whose locks nobody would give back in a copy of this process. The copy does
         # nothing but compile, and if it does not come to an end, nobody waits for it long.
@@ -81,18 +100,18 @@ def _compile_elsewhere(group: Sequence[Wanted]) -> threading.Thread:
         try:
             _let_go()
             for one in group:
+                signal.alarm(int(_LONGEST_SECS))  # the end, if it waits for a lock that nobody gives back
                 _build(one)
         finally:
             os._exit(0)
     ends = threading.Thread(target=os.waitpid, args=(child, 0), daemon=True)
     ends.start()
-    return ends
+    return child, ends
 
 
 def _let_go() -> None:
     """Keep nothing open that is this process's own: its locks and pipes must end with it, not with a copy."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(int(_LONGEST_SECS))  # the end of a copy that waits for a lock which nobody gives back
     logging.disable()
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
@@ -102,9 +121,9 @@ def _let_go() -> None:
 
 def _kernel(wanted: Wanted) -> Any:
     begin = time.perf_counter()
-    elsewhere = _ahead.pop(wanted, None)
-    if elsewhere is not None:
-        while elsewhere.is_alive() and _is_missing(wanted):
+    at_work = _ahead.pop(wanted, None)
+    if at_work is not None:
+        while at_work() and _is_missing(wanted):
             if time.perf_counter() - begin > _LONGEST_SECS:
                 break
             time.sleep(_LOOK_SECS)
@@ -112,7 +131,7 @@ def _kernel(wanted: Wanted) -> Any:
     _here.add(wanted)
     seconds = time.perf_counter() - begin
     # On a busy machine it may take as long to load one that was kept.
-    if seconds > _NOTICEABLE_SECONDS and (elsewhere is not None or not kernel.cache_hits):
+    if seconds > _NOTICEABLE_SECONDS and (at_work is not None or not kernel.cache_hits):
         _, name, keep = _source(wanted)
         later = "; it is kept for the next run" if keep and is_kept() and not _is_missing(wanted) else ""
         _log.info("compiled the %s kernel in %.1f s%s", name, seconds, later)

@@ -16,13 +16,11 @@ import torch
 from recgrad.config import PipelineConfig
 from recgrad.config.load import CONFIG_FILE
 from recgrad.config.messages import shortest_float
-from recgrad.cores import available_cores
 from recgrad.data.features.base import Feature
 from recgrad.data.features.build import features_of
 from recgrad.data.loader import build_loader
 from recgrad.data.position import FROM_WEIGHTS
 from recgrad.errors import RecgradError
-from recgrad.kernels.compile import compile_ahead
 from recgrad.models.targets import find_targets
 from recgrad.optim.precision import check_precision, set_tf32
 from recgrad.training.assembly import (
@@ -42,6 +40,7 @@ from recgrad.training.checkpoint import (
     read_checkpoint,
     resolve_checkpoint,
 )
+from recgrad.training.compilers import compile_for_ranks
 from recgrad.training.deltas import build_delta_hooks
 from recgrad.training.evaluator import Progress, evaluated_weights
 from recgrad.training.evaluator import evaluate as evaluate_task
@@ -132,7 +131,7 @@ def train(
         seed_everything(settings.seed)
         processes.doing("building the model")
         training = build_training(effective, processes)
-        compile_ahead(training.task.model.kernels(training.sparse_optimizer), available_cores())
+        compile_for_ranks(training.task.model.kernels(training.sparse_optimizer), processes)
         fit_threads(training.task.model, effective.data_config.batch_size)
         seed_everything(settings.seed + RANK_SEED * processes.rank)
         state = starting_state(training, effective, start_from, ignore_restore_optimizer)

@@ -74,25 +74,35 @@ def test_kernels_that_other_processes_compile_are_waited_for_and_loaded(
     said: pytest.LogCaptureFixture,
 ) -> None:
     wanted = [Wanted(calling, rule, SIGNATURE) for rule in (twice, fourfold)]
-    kernels.compile_ahead([*wanted, wanted[0]], processes=2)
-    children = set(kernels._ahead.values())
-    assert len(children) == 2
+    children = kernels.compile_ahead([*wanted, wanted[0]], processes=2)
+    assert len(children) == len(set(kernels._ahead.values())) == 2
     for rule, result in ((twice, 6.0), (fourfold, 12.0)):
         kernel = compiled_with(calling, rule, SIGNATURE)
         assert kernel.ctypes(3.0) == result
         assert kernel.cache_hits == 1, "it was compiled here"
-    for child in children:
-        child.join(60)
     assert not kernels._ahead
     kernels._here.clear()
-    kernels.compile_ahead(wanted, processes=2)
+    assert kernels.compile_ahead(wanted, processes=2) == [], "nothing is missing"
+    assert not kernels._ahead
+
+
+def test_kernels_that_others_are_at_work_on_are_waited_for(said: pytest.LogCaptureFixture) -> None:
+    wanted = [Wanted(calling, rule, SIGNATURE) for rule in (twice, fourfold)]
+    _, child = kernels._compile_elsewhere(wanted[:1])  # as of another rank
+    kernels.expect(wanted, child.is_alive)
+    kernel = compiled_with(calling, twice, SIGNATURE)
+    assert (kernel.ctypes(3.0), kernel.cache_hits) == (6.0, 1)
+    kernel = compiled_with(calling, fourfold, SIGNATURE)  # they have ended without it
+    assert (kernel.ctypes(3.0), kernel.cache_hits) == (12.0, 0)
+    kernels._here.clear()
+    kernels.expect(wanted, lambda: True)
     assert not kernels._ahead, "nothing is missing"
 
 
 def test_a_kernel_that_no_other_process_got_done_is_compiled_here(
     said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "_compile_elsewhere", lambda group: threading.Thread())  # it has ended
+    monkeypatch.setattr(kernels, "_compile_elsewhere", lambda group: (0, threading.Thread()))  # it has ended
     kernels.compile_ahead([Wanted(calling, fourfold, SIGNATURE)], processes=2)
     kernel = compiled_with(calling, fourfold, SIGNATURE)
     assert (kernel.ctypes(3.0), kernel.cache_hits) == (12.0, 0)
@@ -106,7 +116,7 @@ def test_what_another_process_compiles_holds_no_lock_of_this_one(
     fcntl.flock(held, fcntl.LOCK_EX)
     reads, writes = os.pipe()
     monkeypatch.setattr(kernels, "_build", lambda wanted: time.sleep(1000))
-    child = kernels._compile_elsewhere([Wanted(calling, twice, SIGNATURE)])
+    _, child = kernels._compile_elsewhere([Wanted(calling, twice, SIGNATURE)])
     os.close(held)
     os.close(writes)
     assert os.read(reads, 1) == b"", "the other process would have to close it as well"
@@ -123,7 +133,7 @@ def test_a_process_that_does_not_come_to_an_end_is_ended(
 ) -> None:
     monkeypatch.setattr(kernels, "_LONGEST_SECS", 1.0)
     monkeypatch.setattr(kernels, "_build", lambda wanted: time.sleep(1000))
-    child = kernels._compile_elsewhere([Wanted(calling, twice, SIGNATURE)])
+    _, child = kernels._compile_elsewhere([Wanted(calling, twice, SIGNATURE)])
     child.join(60)
     assert not child.is_alive()
 

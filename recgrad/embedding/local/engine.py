@@ -28,6 +28,15 @@ from recgrad.optim.sparse.tables import Update
 __all__ = ["Ids", "LocalEngine"]
 
 
+def table_kernels(optimizer: SparseOptimizer | None) -> list[Wanted]:
+    """What lookups, and updates by an optimizer, need compiled, whatever the tables; in the order of need."""
+    wanted = [Wanted(lookup_tasks), Wanted(arrange_task), Wanted(plan_tasks)]
+    rules = [] if optimizer is None else optimizer.rules()
+    wanted += [Wanted(update_function, rule) for rule in rules]
+    wanted += [Wanted(function, None, STAGE_SIGNATURE) for function in (stage, unstage)] if rules else []
+    return wanted + (copy_kernels() if rules else [])
+
+
 class LocalEngine(EmbeddingEngine):
     """Embedding tables and the lookups into them.
 
@@ -84,11 +93,7 @@ class LocalEngine(EmbeddingEngine):
 
     def kernels(self, optimizer: SparseOptimizer | None) -> list[Wanted]:
         """What the first steps with an optimizer will need compiled, in the order of need."""
-        wanted = [Wanted(lookup_tasks), Wanted(arrange_task), Wanted(plan_tasks)]
-        rules = [] if optimizer is None else optimizer.rules()
-        wanted += [Wanted(update_function, rule) for rule in rules]
-        wanted += [Wanted(function, None, STAGE_SIGNATURE) for function in (stage, unstage)] if rules else []
-        return wanted + (copy_kernels() if rules else [])
+        return table_kernels(optimizer)
 
     def next_forward(self) -> int:
         """Count a forward pass; gradients are summed in this order."""

@@ -19,6 +19,7 @@ from numba import njit
 
 from recgrad.embedding.local.rows import ZERO, copy, copy_wide
 from recgrad.kernels import simd
+from recgrad.kernels.compile import Wanted
 from recgrad.kernels.parallel import FIRST, next_task
 from recgrad.kernels.simd import field, load_i32
 
@@ -150,3 +151,8 @@ def pack_vectors(a: int) -> None:
 def unpack_vectors(a: int) -> None:
     """Into the block."""
     _pack(a, True)
+
+
+def kernels() -> list[Wanted]:
+    """All of them, in the order of need."""
+    return [Wanted(function) for function in (pack_vectors, take_columns, put_columns, unpack_vectors)]

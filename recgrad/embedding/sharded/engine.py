@@ -16,8 +16,11 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
 
 from recgrad.embedding.engine import EmbeddingEngine, EmbeddingTable, IdsLike, PreparedIds, check_specs
-from recgrad.embedding.local.engine import LocalEngine
-from recgrad.embedding.sharded import quiet
+from recgrad.embedding.local.engine import LocalEngine, table_kernels
+from recgrad.embedding.local.lookup import lookup_tasks
+from recgrad.embedding.local.transfer import offsets_task
+from recgrad.embedding.local.update import reduce_tasks
+from recgrad.embedding.sharded import column_kernels, quiet
 from recgrad.embedding.sharded.choice import OWN, KernelChoice
 from recgrad.embedding.sharded.features import Embedded, FeatureMap, KeyedBags, map_features
 from recgrad.embedding.sharded.fused import FusedKernel
@@ -38,6 +41,9 @@ from recgrad.embedding.sharded.replicas import average_gradients
 from recgrad.embedding.sharded.table import Kernel, ShardedTable, place_of, table_name
 from recgrad.embedding.sharded.whole_tables import BagExchange, HeldBags, WholeTables
 from recgrad.embedding.spec import LookupSpec, TableSpec
+from recgrad.kernels import numbering
+from recgrad.kernels.compile import Wanted
+from recgrad.optim.sparse import SparseOptimizer
 from recgrad.optim.sparse.tables import Update
 
 
@@ -139,6 +145,7 @@ class ShardedEngine(EmbeddingEngine):
         pooled = [k for k in self._kernels if isinstance(k, ShardKernel) and not k.sequence]
         self._whole = None if place_of is None else WholeTables(pooled, self._key_tables(), group, half)
         self._trainable = frozenset(name for name, spec in specs.items() if spec.trainable)
+        self._has_own = not all(choices[name].fused for name in specs)
         self._pending: set[str] = set()
         self._averaged = False
 
@@ -212,6 +219,16 @@ class ShardedEngine(EmbeddingEngine):
         for name, own in jagged.items():
             found[name] = Exchange(modules[name], on_device(own, self.device))
         return found
+
+    def kernels(self, optimizer: SparseOptimizer | None) -> list[Wanted]:
+        """What the first steps with an optimizer will need compiled on any rank, in the order of need."""
+        wanted = [] if self._whole is None else numbering.kernels()
+        # Single ids get lengths on the way, too.
+        wanted += [Wanted(offsets_task), Wanted(lookup_tasks)] if self._has_own else []
+        wanted += [] if self._whole is None else column_kernels.kernels()
+        if any(table.replicated and table.trainable for table in self.tables.values()):
+            wanted.append(Wanted(reduce_tasks))  # copies get the mean of sums
+        return wanted + (table_kernels(optimizer) if self._has_own else [])
 
     def expect_gradients(self) -> None:
         """Note that a backward pass may come: on every rank, because an update is one of all ranks."""
