@@ -32,6 +32,7 @@ def test_bars_failures_and_what_was_left_out(page, tmp_path):
         '[{"name": "speed", "ratio": 2.5, "goal": 2, "holds": true}, '
         '{"name": "cost", "ratio": 1.5, "goal": 1.1, "holds": false}, '
         '{"name": "asked for", "ratio": 0.0, "goal": 1, "holds": false}, '
+        '{"name": "gained", "ratio": 0.1, "goal": 0, "holds": true}, '
         '{"name": "failures", "ratio": 0.0, "goal": 0, "holds": true}]'
     )
     good = program(tmp_path, "good", f"open(out, 'w').write({bars!r})")
@@ -39,10 +40,11 @@ def test_bars_failures_and_what_was_left_out(page, tmp_path):
     slow = program(tmp_path, "slow", "import threading\nthreading.Event().wait()")
     runs = [page.run_program(good, 60), page.run_program(bad, 60), page.run_program(slow, 0.5)]
     text = page.page(runs, ["other"], 1.25, datetime(2026, 1, 2, 3, 4, tzinfo=timezone.utc))
-    assert "2 of 3 bars hold." in text
+    assert "3 of 4 bars hold." in text
     assert "| speed | 2.5 | ≥ 2 | holds |" in text
     assert "| cost | 1.5 | ≤ 1.1 | **missed** |" in text
     assert "| asked for | 0 | ≥ 1 | not measured |" in text
+    assert "| gained | 0.1 | ≥ 0 | holds |" in text
     assert "| failures | 0 | ≤ 0 | holds |" in text
     assert "What good compares." in text
     assert "no such data" in text

@@ -90,6 +90,15 @@ def is_measured(bar: dict[str, Any]) -> bool:
     return bool(bar["ratio"] > 0 or bar["holds"])
 
 
+def sign_of(bar: dict[str, Any]) -> str:
+    """Which side of its goal a ratio is to lie on; at the goal itself a goal of 0 is taken for a limit."""
+    if bar["ratio"] == bar["goal"]:
+        above = bar["goal"] > 0
+    else:
+        above = (bar["ratio"] > bar["goal"]) == bar["holds"]
+    return "≥" if above else "≤"
+
+
 def page(runs: list[Run], left_out: list[str], load: float, when: datetime) -> str:
     """The page as Markdown."""
     head = HEAD.format(
@@ -112,9 +121,8 @@ def page(runs: list[Run], left_out: list[str], load: float, when: datetime) -> s
             lines = ["| bar | ratio | goal | |", "| --- | --- | --- | --- |"]
             for bar in run.bars:
                 mark = "holds" if bar["holds"] else "**missed**" if is_measured(bar) else "not measured"
-                above = (bar["ratio"] >= bar["goal"]) == bar["holds"] and bar["goal"] > 0
-                sign = "≥" if above else "≤"
-                lines.append(f"| {bar['name']} | {bar['ratio']:.3g} | {sign} {bar['goal']:g} | {mark} |")
+                goal = f"{sign_of(bar)} {bar['goal']:g}"
+                lines.append(f"| {bar['name']} | {bar['ratio']:.3g} | {goal} | {mark} |")
             parts.append("\n".join(lines) + "\n")
     if left_out:
         parts.append(f"## Not in this run\n\n{', '.join(f'`{name}.py`' for name in left_out)}\n")
