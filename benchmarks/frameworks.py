@@ -14,7 +14,8 @@ a parquet file, logs and computes its metrics; the peers have theirs in memory a
 Adagrad for tables and Adam for layers; the peers, which have dense optimizers alone, are timed with Adam and
 with Adagrad, and the faster counts. Blocks of steps are interleaved, and medians compared; beside them
 torch's own matrix products of the network alone: how much faster than a peer whatever computes them
-with torch could be on this machine.
+with torch could be on this machine. A last line is a bound that nothing can pass here: the network's products
+with each distinct id of a batch multiplied once, at the peak of the machine's multiply-adds, all else free.
 
 The peers run in an environment of their own, which is made under the cache folder of the user when this
 is first run (`peers/environment.py`). TorchEasyRec cannot be installed from PyPI: `peers/published.json` has
@@ -38,9 +39,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from google.protobuf import text_format
-from peers.bounds import layer_products, product_times
+from peers.bounds import layer_products, operations, product_times
 from peers.ctr_trainer import DEEP, DIM
 from peers.environment import peers_python
+from peers.peak import multiply_add_rate
 from results.bars import Bar, describe_bar, write_bars
 from train import WARM_STEPS, watched_run
 
@@ -131,6 +133,15 @@ def recgrad_config(folder: Path, rows: dict[str, Any]) -> PipelineConfig:
     return text_format.Parse(text, PipelineConfig())
 
 
+def least_operations(ids: Any) -> float:
+    """Operations of products on a batch, if the first layer multiplies each distinct id of a field once."""
+    first, *others = DEEP
+    products = layer_products(BATCH, NUMBERS, first, inputs_need_gradients=False)
+    for column in ids.T:
+        products += layer_products(len(np.unique(column)), DIM, first)
+    return operations(products + layer_products(BATCH, first, *others, 1))
+
+
 class Peer:
     """A process that trains a peer's DeepFM when it is told to."""
 
@@ -195,6 +206,7 @@ def compare(kind: str, folder: Path, rounds: int, threads: int) -> list[Bar]:
     products = product_times(layer_products(BATCH, NUMBERS + FIELDS * DIM, *DEEP, 1))
     ours: list[float] = []
     alone: list[float] = []
+    peaks: list[float] = []
     losses: list[float] = []
     speeds: dict[tuple[str, str], float] = {}
     for name in ("fuxictr", "deepctr"):
@@ -211,21 +223,28 @@ def compare(kind: str, folder: Path, rounds: int, threads: int) -> list[Bar]:
                 ours.append((watch.marks[-1] - watch.marks[WARM_STEPS - 1]) / STEPS[kind])
                 losses += [report.losses["total"] for report in watch.reports]
                 alone.append(median(products() for _ in range(5)))
+                peaks.append(multiply_add_rate())
                 peer.run(STEPS[kind])
             check_losses(f"{name} with {optimizer}", peer.losses)
             peer.close()
             speeds[name, optimizer] = BATCH / median(peer.seconds)
     check_losses("recgrad", losses)
     own, most = BATCH / median(ours), BATCH / median(alone)
+    needed = mean(least_operations(batch) for batch in np.split(rows["ids"], len(rows["ids"]) // BATCH))
+    bound = BATCH * median(peaks) / needed
     print(f"\n{kind}: {sum(SIZES[kind]):,} rows in {FIELDS} tables, {parameters_of(training):,} parameters")
     print(f"  {'recgrad, whole loop':36}{own:12,.0f} samples/s")
     print(f"  {'torch, the products alone':36}{most:12,.0f}")
+    print(
+        f"  {'products of distinct ids at the peak':36}{bound:12,.0f}   "
+        f"({needed / 1e9:.1f} GFLOP a step, {median(peaks) / 1e9:.0f} GFLOP/s)"
+    )
     for (name, optimizer), speed in speeds.items():
         print(f"  {name + ', ' + optimizer + ', rows in memory':36}{speed:12,.0f}{own / speed:8.2f} x")
     bars = [Bar(f"frameworks: DeepFM, {kind}, over torch's products alone", own / most, PRODUCTS_GOAL, True)]
     for name in ("fuxictr", "deepctr"):
         best = max(speed for (of, _), speed in speeds.items() if of == name)
-        note = f"torch's products alone would be {most / best:.1f} times it"
+        note = f"torch's products alone would be {most / best:.1f} times it, the bound {bound / best:.1f}"
         bars.append(Bar(f"frameworks: DeepFM, {kind}, over {name}", own / best, GOALS[kind], True, note))
     return bars
 
